@@ -1,0 +1,58 @@
+# Needs make and Python 3.11 or newer with venv; everything else comes from pip.
+#
+#   make demo    install into .venv (without torch), then run the demonstration into out/
+#   make test    install into .venv-test, then format, lint, types, import contracts, tests
+#   make bench   time the simulator against a bare SimPy loop
+#   make clean   remove both environments, out/ and all caches
+
+PYTHON ?= python3
+# The folder of large test inputs; without one, the tests that need it are skipped.
+DATA ?= $(wildcard ../shared)
+
+# -qq hides pip's progress and advice, not its errors.
+PIP_FLAGS := -qq --disable-pip-version-check --no-input -c constraints.txt
+TEST := .venv-test/bin
+SOURCES := $(shell find crisp sim hw traces -name __pycache__ -prune -o -type f -print)
+
+.PHONY: demo test bench clean
+.DELETE_ON_ERROR:
+
+demo: .venv/installed
+	.venv/bin/crisp demo
+
+test: .venv-test/installed
+	$(TEST)/ruff format --check .
+	$(TEST)/ruff check .
+	$(TEST)/mypy
+	$(TEST)/lint-imports --no-logo
+	$(TEST)/pytest $(if $(DATA),--data=$(DATA))
+
+bench: .venv-test/installed
+	$(TEST)/python benchmarks/bench.py
+
+clean:
+	rm -rf .venv .venv-test out dist build
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# What a user gets from a package index: a built wheel, without extras.
+.venv/installed: pyproject.toml constraints.txt $(SOURCES)
+	$(call environment,.venv)
+	@echo "Installing CRISP into .venv (a minute or two, from the package index) ..."
+	@.venv/bin/python -m pip install $(PIP_FLAGS) .
+	@touch $@
+
+# What a developer has: the checkout itself, with every tool.
+.venv-test/installed: pyproject.toml constraints.txt
+	$(call environment,.venv-test)
+	@echo "Installing CRISP and its test tools into .venv-test (some minutes, from the package index) ..."
+	@$(TEST)/python -m pip install $(PIP_FLAGS) -e '.[hf,dev]'
+	@touch $@
+
+# The environment in folder $(1), made if it is not there (or was left half made).
+define environment
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+  "error: PYTHON=$(PYTHON) is not Python 3.11 or newer; say which one is: make PYTHON=python3.12" >&2; exit 1; }
+@test -x $(1)/bin/pip || $(PYTHON) -m venv $(1) || { rm -rf $(1); echo \
+  "error: $(PYTHON) cannot make an environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+endef

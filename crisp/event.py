@@ -1,0 +1,229 @@
+"""EventScheduler: Algorithm 1 of the paper as a state machine without clock or device.
+
+It is told an event's tasks, which loads have arrived and which computations have ended; it answers
+what to load and what to compute next, which blocks to evict, and what to prefetch. The simulator
+and real streams drive the same object:
+
+    scheduler.start(layer, tasks, guess)
+    while not scheduler.done:
+        load = scheduler.next_load()        # when the link is free; issues it
+        piece = scheduler.next_compute()    # when compute is free; issues it
+        ... and, as they complete, scheduler.loaded(load) and scheduler.computed(piece)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+
+from crisp.hardware import CostModel
+from crisp.lookahead import Lookahead
+from crisp.model import ModelSpec
+from crisp.policy import Policy
+from crisp.policy.order import draw, drawn, johnson
+from crisp.residency import EVENT, Eviction, Residency
+from crisp.tasks import Load, Piece, Task
+
+STAGING_EXPERTS = 2  # full experts that transient loads may occupy, apart from the budget
+
+
+class EventScheduler:
+    """Decides loads, computations, evictions and prefetches, one event after the other."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        policy: Policy,
+        capacity: Sequence[int],
+        *,
+        granularity: str,
+        cost: CostModel,
+        initial: Sequence[int] | None = None,
+    ) -> None:
+        """capacity: blocks of each part of the budget; initial: blocks resident from the start.
+
+        granularity: ``expert`` or ``block``. The cost model is asked by orders that need times.
+        """
+        self.store = Residency(spec, policy.cache, capacity, initial)
+        self.ahead: Lookahead | None = None
+        if policy.prefetch.name != "none":
+            self.ahead = Lookahead(self.store, spec.n_experts, spec.n_blocks)
+        self._prefetch = policy.prefetch
+        self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
+        self._used: list[list[int]] = [[] for _ in self._rows]  # tasks of each layer's last event
+        self._experts = spec.n_experts
+        self._order, self._rule = policy.order, policy.order.rule
+        self._cost, self._block_bytes = cost, spec.block_bytes
+        self._upto = [spec.neurons(0, blocks) for blocks in range(spec.n_blocks + 1)]
+        self._sequential = policy.order.sequential
+        self._by_block = granularity == "block"
+        self._streams_blocks = self._by_block and not self._sequential
+        self._staging = STAGING_EXPERTS * spec.n_blocks  # free blocks
+        self._row = self._part = 0
+        self._tasks: list[Task] = []  # by rank
+        self._pending: list[Task] = []  # by rank; those before _next have been issued in full
+        self._next = 0
+        self._ready: list[int] = []  # heap of ranks
+        self._turn = 0  # sequential: the rank whose task is loaded and computed now
+        self._left = 0
+        self.event = -1
+        self.tasks = self.hits = self.partial_hits = self.blocks_loaded = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether every task of the event has been computed."""
+        return not self._left
+
+    @property
+    def wants_link(self) -> bool:
+        """Whether `next_load` may have something to issue."""
+        return self.ahead is not None or self._next < len(self._pending)
+
+    def start(self, layer: int, tasks: list[Task], guess: Iterable[int] = ()) -> None:
+        """Begin an event: its tasks by first appearance, and the trace's guess for the next layer.
+
+        What is resident now decides hits; all tasks become equally recent and protected.
+        """
+        self.event = event = self.event + 1
+        self._row = row = self._rows[layer]
+        self._part = part = self.store.part_of_row[row]
+        store, ahead = self.store, self.ahead
+        resident, held = store.resident, store.held
+        base = row * self._experts
+        for task in tasks:
+            task.entry = entry = base + task.expert
+            task.have = task.issued = task.low = resident[entry]
+            task.staged = 0
+            if not held[entry]:
+                store.locked[part] += task.low
+            held[entry] |= EVENT
+            store.last[entry] = event
+            store.count[entry] += 1
+            if ahead is not None:
+                task.have, task.staged, late = ahead.claim(entry, task.width)
+                task.issued = task.have
+                if late is not None:
+                    late.task = task
+                    task.issued += 1
+            if task.have >= task.width:
+                self.hits += 1
+            elif task.have:
+                self.partial_hits += 1
+        self.tasks += len(tasks)
+        if ahead is not None:
+            self._look_ahead(ahead, tasks, guess)
+        self._left, self._turn, self._next = len(tasks), 0, 0
+        self._tasks = self._ranked(tasks)
+        self._pending, self._ready = [], []
+        for rank, task in enumerate(self._tasks):
+            task.rank = rank
+            if task.issued < task.width:
+                self._pending.append(task)
+            if task.have >= task.width or (task.have and self._streams_blocks):
+                self._ready.append(rank)  # rising ranks are a heap
+
+    def next_load(self) -> Load | None:
+        """Issue the next request; the link must be free. None: nothing may be loaded now."""
+        if self._next == len(self._pending):
+            load = self.ahead.next() if self.ahead is not None else None
+            self.blocks_loaded += load is not None
+            return load
+        task = self._pending[self._next]
+        if self._sequential and task.rank != self._turn:
+            return None
+        evicted: Sequence[Eviction] = ()
+        if task.transient < 0:
+            placed = self._place(task)
+            if placed is None:
+                return None
+            evicted = placed
+        first = task.issued
+        blocks = 1 if self._by_block else task.width - first
+        task.issued = first + blocks
+        self._next += task.issued == task.width
+        self.blocks_loaded += blocks
+        return Load(self._row, task.expert, first, blocks, evicted, task)
+
+    def loaded(self, load: Load) -> None:
+        """A request has arrived."""
+        if load.prefetch and self.ahead is not None:
+            self.ahead.landed(load)
+        task = load.task
+        if task is None:
+            return
+        before = task.have
+        task.have = before + load.blocks
+        if self._streams_blocks:
+            if before == task.started == task.ended:  # else a piece is running; it looks again
+                heappush(self._ready, task.rank)
+        elif task.have >= task.width:
+            heappush(self._ready, task.rank)
+
+    def next_compute(self) -> Piece | None:
+        """Issue the next computation; compute must be free. None: no task has what it needs."""
+        ready = self._ready
+        if not ready or (self._sequential and ready[0] != self._turn):
+            return None
+        task = self._tasks[heappop(ready)]
+        first = task.started
+        task.started = last = first + 1 if self._by_block else task.width
+        return Piece(task, first, last)
+
+    def computed(self, piece: Piece) -> None:
+        """A computation has ended: its staging blocks are free, and perhaps the event is over."""
+        task = piece.task
+        task.ended = piece.last
+        if task.staged or 0 <= task.transient < task.width:
+            self._free_staging(task, piece.first, piece.last)
+        if task.ended < task.width:
+            if min(task.have, task.width) > task.ended:
+                heappush(self._ready, task.rank)
+            return
+        self._turn += 1
+        self._left -= 1
+        if not self._left:
+            for task in self._tasks:
+                self.store.release(task.entry, self._part, EVENT)
+
+    def _place(self, task: Task) -> Sequence[Eviction] | None:
+        """Decide where a task's missing blocks go, and evict for them; None: staging is full.
+
+        A task with blocks in the prefetch staging keeps none of the rest: a prefix has no hole.
+        """
+        missing = task.width - task.issued
+        kept = 0 if task.staged else self.store.keepable(self._part, missing)
+        if missing - kept > self._staging:
+            return None
+        self._staging -= missing - kept
+        task.transient = task.issued + kept
+        return self.store.admit(task.entry, self._part, kept) if kept else ()
+
+    def _free_staging(self, task: Task, first: int, last: int) -> None:
+        if 0 <= task.transient < last:
+            self._staging += last - max(first, task.transient)
+        if task.staged and self.ahead is not None:
+            used = min(last, task.low + task.staged) - max(first, task.low)
+            self.ahead.give_back(max(0, used))
+
+    def _look_ahead(self, ahead: Lookahead, tasks: list[Task], guess: Iterable[int]) -> None:
+        ahead.drop_rest()
+        following = (self._row + 1) % len(self._rows)
+        self._used[self._row] = [task.expert for task in tasks]
+        ahead.predict(following, self._prefetch.predicted(guess, self._used[following]))
+
+    def _ranked(self, tasks: list[Task]) -> list[Task]:
+        rule = self._rule
+        if rule is None or len(tasks) < 2:
+            return tasks
+        keys = []
+        for place, task in enumerate(tasks):
+            load_ns = compute_ns = number = 0
+            if rule is johnson:
+                missing = task.width - task.issued
+                load_ns = self._cost.load(missing * self._block_bytes) if missing > 0 else 0
+                neurons = task.neurons(0, task.width, self._upto)
+                compute_ns = self._cost.compute(0, task.width, neurons)
+            elif rule is drawn:
+                number = draw(self._order.seed, self.event, place)
+            keys.append(rule(task.width, load_ns, compute_ns, number))
+        return [tasks[place] for place in sorted(range(len(tasks)), key=keys.__getitem__)]

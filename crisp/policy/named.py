@@ -1,0 +1,118 @@
+"""Policy: widths, order, cache and prefetcher in one frozen object, and those with a name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crisp.errors import CrispError, nearest
+from crisp.policy.cache import SCOPES, UNITS, VICTIMS, Cache
+from crisp.policy.order import RULES, Order, RandomOrder
+from crisp.policy.prefetch import PREFETCHERS, Prefetch
+from crisp.policy.spelling import build, show
+from crisp.policy.width import WIDTHS, WidthPolicy
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Everything that is decided while a model runs. The simulator and hardware take the same."""
+
+    name: str
+    width: WidthPolicy
+    order: Order
+    cache: Cache
+    prefetch: Prefetch
+
+    def __post_init__(self) -> None:
+        if self.order.sequential and self.prefetch.name != "none":
+            raise CrispError(
+                f"policy {self.name}: order sequential lets nothing overlap, so prefetch must be "
+                f"none, found {self.prefetch.name}"
+            )
+
+    def to_dict(self) -> dict[str, str | int]:
+        """The policy with every parameter, as it is printed into a run."""
+        widths = {kind: name for name, kind in WIDTHS.items()}
+        order = f"random({self.order.seed})" if self.order.name == "random" else self.order.name
+        return {
+            "name": self.name,
+            "width": show(widths[type(self.width)], self.width),
+            "order": order,
+            "cache": self.cache.name,
+            "scope": self.cache.scope,
+            "unit": self.cache.unit,
+            "prefetch": self.prefetch.name,
+        }
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The pieces of a named policy as they are spelled."""
+
+    width: str
+    order: str
+    cache: str
+    prefetch: str = "none"
+
+
+# `mo` stands for MoE-Offload (speculative loading over an LRU cache); the trace decides whether it
+# can follow the router's guess or has to repeat the previous token's experts.
+NAMED = {
+    "fo": Parts("full", "sequential", "none"),
+    "lru": Parts("full", "fifo", "lru"),
+    "mo": Parts("full", "fifo", "lru", "guess"),
+    "up": Parts("uniform(.5)", "fifo", "lru"),
+    "crisp": Parts("tiered", "widest", "lru"),
+}
+
+
+def named(
+    name: str,
+    *,
+    width: str | None = None,
+    order: str | None = None,
+    cache: str | None = None,
+    scope: str = "layer",
+    unit: str = "expert",
+    prefetch: str | None = None,
+    has_guess: bool = True,
+    seed: int = 0,
+) -> Policy:
+    """The policy called ``name`` with any of its parts replaced.
+
+    has_guess: whether the trace recorded the look-ahead guess; without it ``mo`` prefetches the
+    previous token's experts, and an explicit ``guess`` is refused. seed: of ``random``.
+    """
+    if name not in NAMED:
+        raise nearest(name, NAMED, "policy")
+    parts = NAMED[name]
+    cache = cache or parts.cache
+    for value, known, what in (
+        (cache, VICTIMS, "cache"),
+        (scope, SCOPES, "scope"),
+        (unit, UNITS, "unit"),
+        (prefetch or "none", PREFETCHERS, "prefetch"),
+    ):
+        if value not in known:
+            raise nearest(value, known, what)
+    if prefetch == "guess" and not has_guess:
+        raise CrispError("prefetch guess: the trace has no guess tensor; use previous or none")
+    if prefetch is None:
+        prefetch = parts.prefetch if has_guess or parts.prefetch != "guess" else "previous"
+    width_policy: WidthPolicy = build(width or parts.width, WIDTHS, "width")
+    return Policy(
+        name,
+        width_policy,
+        read_order(order or parts.order, seed),
+        Cache(cache, scope, unit),
+        Prefetch(prefetch),
+    )
+
+
+def read_order(text: str, seed: int) -> Order:
+    """An order by its spelling; ``random`` and ``random(7)`` take a seed, the others nothing."""
+    if text.strip().startswith("random"):
+        drawn = build(text, {"random": RandomOrder}, "order")
+        return Order("random", seed if drawn.seed is None else int(drawn.seed))
+    if text not in RULES:
+        raise nearest(text, RULES, "order")
+    return Order(text)

@@ -1,0 +1,69 @@
+"""How policies are spelled: ``name`` or ``name(value, key=value)``, numbers read exactly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from fractions import Fraction
+from typing import Any, TypeVar
+
+from crisp.errors import CrispError, nearest
+from crisp.units import exact
+
+T = TypeVar("T")
+_CALL = re.compile(r"\s*([a-z_][a-z0-9_-]*)\s*(?:\((.*)\))?\s*", re.S)
+
+
+def build(text: str, known: Mapping[str, Callable[..., T]], what: str) -> T:
+    """The object that ``text`` names: its class from ``known``, its arguments as exact numbers.
+
+    Raises CrispError for an unknown name or parameter, an unreadable value, or what the class
+    itself refuses.
+    """
+    match = _CALL.fullmatch(text)
+    if not match:
+        raise CrispError(f"{what} '{text}': expected a name or name(key=value,...)")
+    name, inside = match.groups()
+    if name not in known:
+        raise nearest(name, known, what)
+    names = [field.name for field in fields(known[name])]  # type: ignore[arg-type]
+    given: dict[str, Fraction] = {}
+    for place, part in enumerate(filter(str.strip, (inside or "").split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            if place >= len(names):
+                raise CrispError(f"{what} '{text}': takes {len(names)} values at most")
+            key, value = names[place], part
+        if key not in names:
+            raise nearest(key, names, f"parameter of {what} {name}")
+        if key in given:
+            raise CrispError(f"{what} '{text}': {key} is given twice")
+        given[key] = exact(value, f"{what} '{text}'")
+    return known[name](**given)
+
+
+def show(name: str, policy: Any) -> str:
+    """The spelling that gives ``policy`` back, with every parameter.
+
+    >>> from crisp.policy.width import Tiered
+    >>> show("tiered", Tiered())
+    'tiered(alpha=0.6,beta=0.9,warm=0.5,cold=0)'
+    """
+    values = [f"{f.name}={decimal(getattr(policy, f.name))}" for f in fields(policy)]
+    return f"{name}({','.join(values)})" if values else name
+
+
+def decimal(value: Fraction | int) -> str:
+    """A fraction as a short exact decimal (it was read from one).
+
+    >>> decimal(Fraction(1, 2)), decimal(Fraction(3)), decimal(Fraction(17, 4))
+    ('0.5', '3', '4.25')
+    """
+    value = Fraction(value)
+    places = 0
+    while value * 10**places % 1:
+        places += 1
+        if places > 30:
+            return f"{value.numerator}/{value.denominator}"
+    return f"{float(value):.{places}f}" if places < 15 else str(float(value))

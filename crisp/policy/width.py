@@ -1,0 +1,163 @@
+"""Width policies: how many leading blocks of each expert a token executes (paper, 3.3.3).
+
+Every policy here is a table of the combination alone: the width of an expert given the token's
+anchor. The anchor itself stands on the diagonal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from crisp.errors import CrispError
+from crisp.model import ModelSpec
+from crisp.profile import COLD, HOT, WARM, Profile, anchors, tiers
+
+Widths = npt.NDArray[np.int16]
+
+
+class BoundWidths(Protocol):
+    """A width policy bound to a model and a profile: pure and vectorised."""
+
+    def widths(
+        self,
+        layer: int,
+        experts: npt.NDArray[np.int16],
+        weights: npt.NDArray[np.float16] | None,
+        resident: Sequence[int] | None,
+    ) -> Widths:
+        """Blocks of each (token, expert): [rows, k], 0 = skipped.
+
+        experts [rows, k], -1 = absent; weights [rows, k], the router's, where the trace has them;
+        resident [experts], blocks of each on the device (None: a table policy may be asked so).
+        """
+
+    def table(self) -> Widths | None:
+        """The widths [layers, anchor, expert], if the policy looks at nothing else (4.2.4)."""
+
+
+@dataclass(frozen=True, eq=False)
+class WidthTable:
+    """A policy that is a table of the combination alone."""
+
+    blocks: Widths  # [layers, anchor, expert]
+    counts: npt.NDArray[np.int64]  # [layers, experts]: finds anchors in unordered traces
+    ordered: bool
+
+    def widths(
+        self,
+        layer: int,
+        experts: npt.NDArray[np.int16],
+        weights: npt.NDArray[np.float16] | None,
+        resident: Sequence[int] | None,
+    ) -> Widths:
+        """One look-up: neither weights nor residency matter."""
+        ids = experts.astype(np.int64)
+        return table_widths(ids, anchors(ids, self.counts[layer], self.ordered), self.blocks[layer])
+
+    def table(self) -> Widths | None:
+        """The whole policy, which a device may keep resident."""
+        return self.blocks
+
+
+def table_widths(
+    experts: npt.NDArray[np.int64], first: npt.NDArray[np.int64], table: Widths
+) -> Widths:
+    """The rule itself: experts [rows, k] (-1 absent), first [rows] the anchors, table [E, E]."""
+    rows, k = experts.shape
+    flat = first.repeat(k) * table.shape[1] + experts.ravel()
+    widths = table.ravel()[np.maximum(flat, 0)]
+    return np.where(experts.ravel() < 0, 0, widths).astype(np.int16).reshape(rows, k)
+
+
+class WidthPolicy(Protocol):
+    """What gives a width to every (token, expert)."""
+
+    def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> BoundWidths:
+        """The policy for one model; ``ordered``: whether the trace it will see is (DESIGN 4)."""
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every expert at full width."""
+
+    def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
+        """All blocks, whatever the combination."""
+        return _table(spec, profile, ordered, spec.n_blocks, spec.n_blocks)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every expert at the same share of its neurons (uniform pruning)."""
+
+    share: Fraction = Fraction(1, 2)
+
+    def __post_init__(self) -> None:
+        _check_shares(self)
+        if not self.share:
+            raise CrispError("width 'uniform(0)': nothing would be executed; give a share above 0")
+
+    def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
+        """The share, rounded up to whole blocks."""
+        blocks = spec.width(self.share)
+        return _table(spec, profile, ordered, blocks, blocks)
+
+
+@dataclass(frozen=True)
+class Single:
+    """The dominant expert alone; the others are skipped."""
+
+    def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
+        """Full width for the anchor, nothing for the rest."""
+        return _table(spec, profile, ordered, spec.n_blocks, 0)
+
+
+@dataclass(frozen=True)
+class Tiered:
+    """HOT: both full; WARM: the auxiliary at ``warm``; COLD: at ``cold`` (0 skips it)."""
+
+    alpha: Fraction = Fraction(3, 5)
+    beta: Fraction = Fraction(9, 10)
+    warm: Fraction = Fraction(1, 2)
+    cold: Fraction = Fraction(0)
+
+    def __post_init__(self) -> None:
+        _check_shares(self)
+        if self.alpha > self.beta:
+            raise CrispError("width tiered: alpha must not be above beta")
+
+    def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
+        """Widths by the tier of the pair (anchor, expert); the anchor stays full."""
+        by_tier = np.zeros(3, np.int16)
+        by_tier[[HOT, WARM, COLD]] = spec.n_blocks, spec.width(self.warm), spec.width(self.cold)
+        other = by_tier[tiers(profile, self.alpha, self.beta)]
+        return _table(spec, profile, ordered, spec.n_blocks, other)
+
+
+WIDTHS: dict[str, Callable[..., WidthPolicy]] = {
+    "full": Full,
+    "uniform": Uniform,
+    "single": Single,
+    "tiered": Tiered,
+}
+
+
+def _table(
+    spec: ModelSpec, profile: Profile, ordered: bool, anchor: int, other: int | Widths
+) -> WidthTable:
+    layers, n = profile.expert_counts.shape
+    blocks = np.empty((layers, n, n), np.int16)
+    blocks[:] = other
+    blocks[:, np.arange(n), np.arange(n)] = anchor
+    return WidthTable(blocks, profile.expert_counts, ordered)
+
+
+def _check_shares(policy: Uniform | Tiered) -> None:
+    for name, value in vars(policy).items():
+        if not 0 <= value <= 1:
+            raise CrispError(f"width parameter {name}: {float(value):g} is not between 0 and 1")

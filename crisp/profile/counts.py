@@ -1,0 +1,73 @@
+"""How often every expert and every combination is routed to, counted over a trace."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from crisp.trace import RoutingTrace
+
+Ints = npt.NDArray[np.int64]
+_CHUNK = 1 << 16  # rows counted at a time: a trace is never held in memory as int64
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """The counts of one trace, from which tiers, static residents and anchors follow."""
+
+    expert_counts: Ints  # [layers, experts]: tokens routed to the expert
+    pair_counts: Ints  # [layers, experts, experts]: combinations (i, j), at i < j only
+    ordered: bool  # whether the trace says which expert of a token weighs most
+
+    @classmethod
+    def from_trace(cls, trace: RoutingTrace) -> Profile:
+        """Count all rows of ``trace``, both phases.
+
+        A combination is an unordered pair of the token's anchor with another of its experts: for
+        top-2 the pair, for top-k the k - 1 pairs with the anchor.
+        """
+        layers, n = trace.layers, trace.header.n_experts
+        experts = np.zeros((layers, n), np.int64)
+        for ids in _chunks(trace):
+            for layer in range(layers):
+                present = ids[:, layer][ids[:, layer] >= 0]
+                experts[layer] += np.bincount(present, minlength=n)
+        pairs = np.zeros((layers, n * n), np.int64)
+        for ids in _chunks(trace):
+            for layer in range(layers):
+                own = ids[:, layer]
+                first = anchors(own, experts[layer], trace.header.ordered)[:, None]
+                pair = np.minimum(first, own) * n + np.maximum(first, own)
+                pairs[layer] += np.bincount(pair[(own >= 0) & (own != first)], minlength=n * n)
+        return cls(experts, pairs.reshape(layers, n, n), trace.header.ordered)
+
+    def digest(self) -> str:
+        """SHA-256 of the counts: two profiles with the same digest decide the same."""
+        counts = self.expert_counts.tobytes() + self.pair_counts.tobytes()
+        return hashlib.sha256(counts + bytes([self.ordered])).hexdigest()
+
+
+def anchors(experts: Ints, counts: Ints, ordered: bool) -> Ints:
+    """Each row's anchor, its highest-weighted expert: the first where rows are ordered.
+
+    Where they are not, the more frequent expert of the layer stands for it (ties: the lower id).
+    experts [rows, k], -1 where absent; counts [experts] of this layer. Returns [rows].
+    """
+    best = experts[:, 0].copy()
+    if not ordered:
+        for column in range(1, experts.shape[1]):
+            other = experts[:, column]
+            present = (best >= 0) & (other >= 0)
+            ahead = counts[np.where(present, other, 0)] - counts[np.where(present, best, 0)]
+            better = present & ((ahead > 0) | ((ahead == 0) & (other < best)))
+            best = np.where(better, other, best)
+    return best
+
+
+def _chunks(trace: RoutingTrace) -> Iterator[Ints]:
+    for start in range(0, trace.rows, _CHUNK):
+        yield trace.experts[start : start + _CHUNK].astype(np.int64)

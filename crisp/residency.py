@@ -1,0 +1,105 @@
+"""Residency: which blocks of which experts are on the device within the budget, and who must go.
+
+An *entry* is one expert of one MoE layer, numbered layer by layer. It holds a prefix of blocks. The
+budget has *parts*: one a layer (scope layer) or a single one (scope global).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from crisp.errors import InvariantError
+from crisp.model import ModelSpec
+from crisp.policy.cache import Cache, kept_blocks
+
+# Why an entry is protected; the reasons are independent bits.
+EVENT, PREDICTED = 1, 2
+
+
+class Eviction(NamedTuple):
+    """Blocks [first, last) of an expert that leave the device; row: its layer among MoE ones."""
+
+    row: int
+    expert: int
+    first: int
+    last: int
+
+
+class Residency:
+    """The cache's state. Rules decide over its arrays; this class keeps the sums they need."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        cache: Cache,
+        capacity: Sequence[int],
+        initial: Sequence[int] | None = None,
+    ) -> None:
+        """capacity: blocks of each part; initial: blocks of each entry held from the start."""
+        rows, self._experts = len(spec.moe_layers), spec.n_experts
+        entries = rows * self._experts
+        self.resident = list(initial) if initial else [0] * entries
+        self.held = [0] * entries
+        self.last = [-1] * entries  # event of the last use
+        self.count = [0] * entries  # events taken part in
+        self.capacity = list(capacity)
+        self._victim = cache.victim
+        self._whole = cache.unit == "expert"
+        size = entries // len(capacity)
+        self._bounds = [(part * size, (part + 1) * size) for part in range(len(capacity))]
+        self.part_of_row = list(range(rows)) if len(capacity) == rows else [0] * rows
+        self.used = [sum(self.resident[low:high]) for low, high in self._bounds]
+        self.locked = [0] * len(capacity)  # blocks of protected entries
+        self.total = sum(self.used)
+
+    def hold(self, entry: int, part: int, why: int) -> None:
+        """Protect an entry: nothing of it is evicted until every reason is released."""
+        if not self.held[entry]:
+            self.locked[part] += self.resident[entry]
+        self.held[entry] |= why
+
+    def release(self, entry: int, part: int, why: int) -> None:
+        """Take back one reason to protect an entry."""
+        if self.held[entry]:
+            self.held[entry] &= ~why
+            if not self.held[entry]:
+                self.locked[part] -= self.resident[entry]
+
+    def keepable(self, part: int, missing: int) -> int:
+        """How many of ``missing`` blocks could enter this part of the budget now."""
+        if self._victim is None:
+            return 0
+        used = self.used[part]
+        return kept_blocks(
+            missing, self.capacity[part] - used, used - self.locked[part], self._whole
+        )
+
+    def admit(self, entry: int, part: int, blocks: int) -> Sequence[Eviction]:
+        """Give a protected entry more blocks, evicting for them; `keepable` said that they fit."""
+        over = self.used[part] + blocks - self.capacity[part]
+        evicted = self._evict(part, over) if over > 0 else ()
+        self.resident[entry] += blocks
+        self.used[part] += blocks
+        self.locked[part] += blocks
+        self.total += blocks
+        if self.used[part] > self.capacity[part]:
+            raise InvariantError(f"part {part}: {self.used[part]} blocks in {self.capacity[part]}")
+        return evicted
+
+    def _evict(self, part: int, over: int) -> list[Eviction]:
+        low, high = self._bounds[part]
+        evicted = []
+        while over > 0:
+            assert self._victim is not None
+            entry = self._victim(self.resident, self.held, self.last, self.count, low, high)
+            if entry < 0:
+                raise InvariantError(f"part {part}: {over} blocks over budget, nothing to evict")
+            had = self.resident[entry]
+            leaves = had if self._whole else min(had, over)
+            self.resident[entry] = had - leaves
+            self.used[part] -= leaves
+            self.total -= leaves
+            over -= leaves
+            evicted.append(Eviction(*divmod(entry, self._experts), had - leaves, had))
+        return evicted

@@ -1,0 +1,193 @@
+"""Run: what a simulation or a measurement returns. Settings, metrics, and where they come from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crisp import TOOL
+from crisp.energy import Energy, States, modelled
+from crisp.errors import CrispError, InvariantError
+from crisp.event import EventScheduler
+from crisp.files import atomic
+from crisp.hardware import CostModel, HardwareProfile
+from crisp.model import ModelSpec
+from crisp.timeline import StepLog, Sums
+from crisp.workload import DECODE
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. A metric that could not be had is None, and ``unavailable`` says why."""
+
+    settings: dict[str, Any]
+    metrics: dict[str, int | float | None]
+    unavailable: dict[str, str]
+    provenance: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, safe for JSON."""
+        return {
+            "version": VERSION,
+            "settings": self.settings,
+            "metrics": self.metrics,
+            "unavailable": self.unavailable,
+            "provenance": self.provenance,
+        }
+
+
+def provenance(settings: dict[str, Any]) -> dict[str, Any]:
+    """Which program made a run of which inputs: the hash covers trace, profile, seed and all."""
+    text = json.dumps(settings, sort_keys=True).encode()
+    return {
+        "tool": TOOL,
+        "inputs_sha256": hashlib.sha256(text).hexdigest(),
+    }
+
+
+def to_json(runs: Run | list[Run]) -> str:
+    """A run, or a list of them, as the text of a file: the same run gives the same bytes."""
+    content = runs.to_dict() if isinstance(runs, Run) else [run.to_dict() for run in runs]
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def save(runs: Run | list[Run], path: str | Path) -> None:
+    """Write ``run.json``."""
+    with atomic(path) as temporary:
+        temporary.write_text(to_json(runs), encoding="utf-8")
+
+
+def load(path: str | Path) -> list[Run]:
+    """The runs in a file that `save` wrote; CrispError if it is something else."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        runs = content if isinstance(content, list) else [content]
+        for run in runs:
+            if run.pop("version") != VERSION:
+                raise CrispError(f"{path}: made by another version of crisp")
+        return [Run(**run) for run in runs]
+    except OSError as error:
+        raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CrispError(f"{path}: is not a run file") from error
+
+
+def summarise(
+    *,
+    spec: ModelSpec,
+    hardware: HardwareProfile,
+    cost: CostModel,
+    scheduler: EventScheduler,
+    sums: Sums,
+    log: StepLog,
+    total_ns: int,
+    skipped: int,
+    initial_blocks: int,
+) -> tuple[dict[str, int | float | None], dict[str, str]]:
+    """(metrics, reasons for those that are None) of a finished run.
+
+    Raises InvariantError if its sums contradict each other.
+    """
+    end, rows, phase, opens, closes = log.columns()
+    took = np.diff(end, prepend=0)
+    decode = phase == DECODE
+    tokens, decoded = int(rows.sum()), int(rows[decode].sum())
+    prefilled = tokens - decoded
+    blocks, ahead = scheduler.blocks_loaded, scheduler.ahead
+    both = sums.compute_hidden + sums.layer_hidden
+    busy = sums.compute + sums.layer
+    states = States(total_ns - sums.link - busy + both, sums.link - both, busy - both, both)
+    _check(scheduler, sums, states, total_ns)
+    stall = total_ns - busy
+    n_bytes = blocks * spec.block_bytes
+
+    metrics: dict[str, int | float | None] = {
+        "total_ns": total_ns,
+        "tokens": tokens,
+        "tasks": scheduler.tasks,
+        "hits": scheduler.hits,
+        "partial_hits": scheduler.partial_hits,
+        "skipped": skipped,
+        "blocks_loaded": blocks,
+        "bytes_loaded": n_bytes,
+        "initial_bytes": initial_blocks * spec.block_bytes,
+        "bytes_per_token": n_bytes / tokens,
+        "hit_rate": _share(scheduler.hits, scheduler.tasks),
+        "partial_hit_rate": _share(scheduler.partial_hits, scheduler.tasks),
+        "link_busy": _share(sums.link, total_ns),
+        "compute_busy": _share(busy, total_ns),
+        "compute_hidden": _share(sums.compute_hidden, sums.compute),
+        "link_hidden": _share(both, sums.link),
+        "bubble": _share(stall, total_ns),
+        "stall_ms_per_token": stall / tokens / 1e6,
+        "compute_ms_per_token": sums.compute / tokens / 1e6,
+        "layer_ms_per_token": sums.layer / tokens / 1e6,
+        "io_bound_ms_per_token": cost.io_bound(n_bytes) / tokens / 1e6,
+        "order_bound_ms_per_token": sums.order_bound / tokens / 1e6,
+    }
+    why: dict[str, str] = {}
+    for name, value in metrics.items():
+        if value is None:
+            why[name] = "nothing to take a share of"
+
+    latency = np.repeat(took[decode], rows[decode]) / 1e6
+    speed = decoded / (int(took[decode].sum()) / 1e9) if decoded and latency.any() else None
+    metrics["tokens_per_second"] = speed
+    metrics["ms_per_token_mean"] = float(latency.mean()) if decoded else None
+    for percent in (50, 95, 99):
+        quantile = float(np.percentile(latency, percent)) if decoded else None
+        metrics[f"ms_per_token_p{percent}"] = quantile
+    for name in (
+        "tokens_per_second",
+        *(f"ms_per_token_{q}" for q in ("mean", "p50", "p95", "p99")),
+    ):
+        if metrics[name] is None:
+            why[name] = "no decode rows were run"
+
+    metrics["ttft_ms"] = metrics["prefill_tokens_per_second"] = None
+    if prefilled:
+        begin = (end - took)[opens == 1]
+        metrics["ttft_ms"] = float((end[closes == 1] - begin).mean()) / 1e6
+        metrics["prefill_tokens_per_second"] = prefilled / (int(took[~decode].sum()) / 1e9)
+    else:
+        why["ttft_ms"] = why["prefill_tokens_per_second"] = "no prefill rows were run"
+
+    for name in ("useful", "late", "wasted"):
+        key = f"prefetch_{name}_bytes"
+        metrics[key] = None if ahead is None else getattr(ahead, name) * spec.block_bytes
+        if ahead is None:
+            why[key] = "the policy does not prefetch"
+
+    energy = modelled(hardware, states)
+    for key, joules in (("energy_j_per_token", "gross_j"), ("energy_net_j_per_token", "net_j")):
+        metrics[key] = getattr(energy, joules) / tokens if isinstance(energy, Energy) else None
+        if isinstance(energy, str):
+            why[key] = energy
+    return metrics, why
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _check(scheduler: EventScheduler, sums: Sums, states: States, total_ns: int) -> None:
+    """The sums of a run, counted in different places, must agree."""
+    facts = {
+        "an event was left unfinished": scheduler.done,
+        "blocks issued are not the blocks that landed": (
+            0 <= scheduler.blocks_loaded - sums.blocks_landed <= (scheduler.ahead is not None)
+        ),
+        "the states do not add up to the run": min(vars(states).values()) >= 0
+        and states.total == total_ns,
+        "the run is shorter than the best order of its tasks": sums.order_bound <= total_ns,
+    }
+    for broken, holds in facts.items():
+        if not holds:
+            raise InvariantError(f"{broken}: {states}, {vars(sums)}")

@@ -1,0 +1,82 @@
+"""What an event consists of: tasks, the loads that bring their blocks, the pieces computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from crisp.residency import Eviction
+
+
+class Task:
+    """One expert of one event: loaded once at its widest, computed for each row at its own width.
+
+    The scheduler keeps its progress here: blocks [0, have) are on the device, [0, issued) are there
+    or on the way, [0, started) are computed or being computed, [0, ended) are computed. Of them
+    [0, low) were in the budget when the event started, [low, low + staged) wait in the prefetch
+    staging, and [transient, width) pass through the staging buffer (-1: not placed yet).
+    """
+
+    __slots__ = (
+        "ended", "entry", "expert", "have", "issued", "low", "rank",
+        "staged", "started", "transient", "width", "widths",
+    )  # fmt: skip
+
+    entry: int
+    rank: int
+    low: int
+    have: int
+    issued: int
+    staged: int
+
+    def __init__(self, expert: int, widths: Sequence[int]) -> None:
+        """widths: blocks asked for by each row that uses the expert, all above 0."""
+        self.expert = expert
+        self.widths = widths
+        self.width = max(widths)
+        self.started = self.ended = 0
+        self.transient = -1
+
+    def neurons(self, first: int, last: int, upto: Sequence[int]) -> int:
+        """Neurons of blocks [first, last), summed over rows; upto[b]: neurons of b whole blocks."""
+        widths = self.widths
+        if len(widths) == 1:
+            return upto[last] - upto[first]
+        return sum(upto[min(w, last)] - upto[first] for w in widths if w > first)
+
+
+class Load:
+    """One request on the link: blocks [first, first + blocks) of an expert.
+
+    row: the MoE layer, counted among MoE layers. task: who waits for it; a prefetch has none,
+    unless its event started while it was in flight.
+    """
+
+    __slots__ = (
+        "blocks", "evicted", "expert", "first", "prefetch", "row", "staged", "task", "unwanted",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        row: int,
+        expert: int,
+        first: int,
+        blocks: int,
+        evicted: Sequence[Eviction],
+        task: Task | None,
+    ) -> None:
+        self.row, self.expert = row, expert
+        self.first, self.blocks = first, blocks
+        self.evicted = evicted
+        self.task = task
+        self.prefetch = task is None
+        self.staged = False  # a prefetch that the budget cannot take
+        self.unwanted = False  # a staged one whose event started without asking for it
+
+
+class Piece:
+    """One computation: blocks [first, last) of a task, for all its rows."""
+
+    __slots__ = ("first", "last", "task")
+
+    def __init__(self, task: Task, first: int, last: int) -> None:
+        self.task, self.first, self.last = task, first, last

@@ -1,0 +1,33 @@
+"""The traces that come with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from crisp.errors import CrispError, nearest
+
+SUFFIX = ".trace.safetensors"
+
+
+def bundled() -> dict[str, Path]:
+    """Name -> file of every bundled trace, by name.
+
+    The wheel carries them inside the package; a checkout has them in its ``traces`` folder.
+    """
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "bundled_traces"
+    folder = inside if inside.is_dir() else package.parent / "traces"
+    return {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}"))}
+
+
+def resolve(name_or_path: str | Path) -> Path:
+    """The file of that path or, if there is none, the bundled trace of that name."""
+    path = Path(name_or_path)
+    if path.exists():
+        return path
+    known = bundled()
+    if str(name_or_path) in known:
+        return known[str(name_or_path)]
+    if path.parent != Path() or path.suffix == ".safetensors":
+        raise CrispError(f"{path}: no such file")
+    raise nearest(str(name_or_path), known, "trace")

@@ -1,0 +1,55 @@
+"""Numbers as users write them, read exactly."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from crisp.errors import CrispError
+
+_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?")
+_BYTES = {"": 1, "b": 1}
+_BYTES |= {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)}
+_BYTES |= {f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)}
+
+
+def exact(text: str | int | Fraction, what: str = "number") -> Fraction:
+    """A decimal or a percentage as an exact fraction; CrispError names ``what`` if it is neither.
+
+    >>> exact(".1"), exact("10%"), exact("4.25")
+    (Fraction(1, 10), Fraction(1, 10), Fraction(17, 4))
+    """
+    if isinstance(text, (int, Fraction)):
+        return Fraction(text)
+    number = text.strip()
+    percent = number.endswith("%")
+    number = number.removesuffix("%").strip()
+    if not _DECIMAL.fullmatch(number):
+        raise CrispError(f"{what}: '{text}' is not a number; write .5 or 50%")
+    return Fraction(number) / (100 if percent else 1)
+
+
+def parse_bytes(text: str, what: str = "size") -> int:
+    """Bytes from ``4GB`` (powers of 1000), ``512MiB`` (of 1024) or a bare count.
+
+    >>> parse_bytes("1.5kB"), parse_bytes("2 KiB"), parse_bytes("77")
+    (1500, 2048, 77)
+    """
+    match = re.fullmatch(r"\s*([\d.eE+-]+?)\s*([kKmMgGtT]?[iI]?[bB]?)\s*", text)
+    unit = match and _BYTES.get(match[2].lower())
+    if not match or not unit:
+        raise CrispError(f"{what}: '{text}' is not a size; write 4GB, 512MiB or a number of bytes")
+    return int(exact(match[1], what) * unit)
+
+
+def show_bytes(n: float) -> str:
+    """Bytes for people, in powers of 1000.
+
+    >>> show_bytes(93_600_000), show_bytes(512)
+    ('93.6 MB', '512 B')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n) < 1000:
+            return f"{n:.0f} B" if unit == "B" else f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.3g} TB"

@@ -1,0 +1,188 @@
+"""A trace as the stream of events it stands for: steps, widths, tasks and guesses.
+
+Simulator and hardware take the same stream, so both execute exactly the same tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from crisp.errors import CrispError
+from crisp.policy import BoundWidths
+from crisp.tasks import Task
+from crisp.trace import RoutingTrace
+
+PHASES = ("decode", "prefill", "all")
+PREFILL, DECODE = 0, 1
+_GATHER = 1024  # rows whose widths are looked up at a time
+
+
+class Step(NamedTuple):
+    """One forward pass: a token of each active sequence, or a chunk of one prompt."""
+
+    rows: Sequence[int]  # of the trace; decode: in slot order
+    phase: int
+    opens: bool = False  # the first chunk of a prompt
+    closes: bool = False  # the last one
+
+
+class Event(NamedTuple):
+    """One layer of one step; a layer that is not MoE has no experts."""
+
+    step: Step
+    layer: int
+    experts: Sequence[Sequence[int]] | None  # [rows][k]
+    widths: Sequence[Sequence[int]] | None  # blocks; None: they depend on residency
+    guess: Sequence[int]  # for the next MoE layer, row by row, rank by rank
+    place: slice  # of its rows in the arrays looked up last
+
+
+def split(trace: RoutingTrace) -> tuple[RoutingTrace, RoutingTrace, str]:
+    """(profile part, rest, how): the first half of the sequences, or of the only one's rows."""
+    ids, _, ends = trace.sequences()
+    if len(ids) > 1:
+        half = len(ids) // 2
+        cut = int(ends[half - 1])
+        how = f"profile: the first {half} of the trace's {len(ids)} sequences; simulated: the rest"
+    else:
+        cut = trace.rows // 2
+        how = f"profile: the first {cut} of the only sequence's {trace.rows} rows; simulated: rest"
+    if cut == 0:
+        raise CrispError("the trace has a single row: nothing to split; give --profile")
+    return trace.select(slice(0, cut)), trace.select(slice(cut, None)), how
+
+
+def chosen_rows(trace: RoutingTrace, phase: str, limit: int | None) -> npt.NDArray[np.int64]:
+    """The first ``limit`` rows of ``phase`` (decode, prefill or all); CrispError if none."""
+    wanted = trace.phase >= 0 if phase == "all" else trace.phase == (phase == "decode")
+    rows = np.flatnonzero(wanted)[:limit]
+    if not len(rows):
+        raise CrispError(f"phase {phase}: the trace has no such rows to simulate")
+    return rows
+
+
+def plan(
+    trace: RoutingTrace, rows: npt.NDArray[np.int64], batch: int, chunk: int
+) -> Iterator[Step]:
+    """The steps that execute ``rows`` (rising) of the trace.
+
+    Decode: ``batch`` slots; a step takes one token of each active sequence, and a finished one's
+    slot takes the next sequence in order, whose prompt runs first, in chunks of ``chunk`` rows.
+    """
+    cuts = np.flatnonzero(np.diff(trace.sequence[rows])) + 1
+    waiting = np.split(rows, cuts)[::-1]
+    prompts: list[list[int]] = [[] for _ in range(batch)]
+    slots: list[list[int]] = [[] for _ in range(batch)]  # rows still to decode, reversed
+    while True:
+        for slot in range(batch):
+            if waiting and not prompts[slot] and not slots[slot]:
+                own = waiting.pop()
+                decode = trace.phase[own] == DECODE
+                prompts[slot] = own[~decode].tolist()
+                slots[slot] = own[decode][::-1].tolist()
+        if any(prompts):
+            first = min(filter(None, prompts))  # of the sequence that came first
+            yield from _chunks(first, chunk)
+            prompts[prompts.index(first)] = []
+        elif taken := [slot.pop() for slot in slots if slot]:
+            yield Step(taken, DECODE)
+        else:
+            return
+
+
+def _chunks(prompt: list[int], chunk: int) -> Iterator[Step]:
+    for start in range(0, len(prompt), chunk):
+        last = start + chunk >= len(prompt)
+        yield Step(prompt[start : start + chunk], PREFILL, start == 0, last)
+
+
+class Workload:
+    """The events of a run's steps, and their tasks."""
+
+    def __init__(self, trace: RoutingTrace, widths: BoundWidths, guess: bool) -> None:
+        """guess: whether the run needs the trace's guesses."""
+        self._trace = trace
+        self._policy = widths
+        self._tabled = widths.table() is not None
+        self._guess = trace.guess if guess else None
+        self._experts = trace.experts[:0]
+        self._weights = trace.weights
+        self.skipped = 0  # (token, expert)s of width 0 so far
+
+    def events(self, steps: Iterable[Step]) -> Iterator[Event]:
+        """All events in order; routing is looked up for many steps at once."""
+        some: list[Step] = []
+        rows = 0
+        for step in steps:
+            some.append(step)
+            rows += len(step.rows)
+            if rows >= _GATHER:
+                yield from self._gathered(some)
+                some, rows = [], 0
+        if some:
+            yield from self._gathered(some)
+
+    def tasks(self, event: Event, resident: Callable[[int], Sequence[int]]) -> list[Task]:
+        """The tasks of an event that starts now; resident(layer): blocks of each expert."""
+        assert event.experts is not None
+        if event.widths is not None:
+            return union(event.experts, event.widths)
+        asked = self._widths(event.layer, event.place, resident(event.layer))
+        return union(event.experts, asked)
+
+    def _gathered(self, steps: Sequence[Step]) -> Iterator[Event]:
+        rows = np.concatenate([step.rows for step in steps])
+        trace, moe = self._trace, self._trace.moe_layers
+        self._experts = trace.experts[rows]
+        self._weights = None if trace.weights is None else trace.weights[rows]
+        ids: dict[int, list[Any]] = {layer: self._experts[:, layer].tolist() for layer in moe}
+        widths: dict[int, list[Any]] = {}
+        if self._tabled:
+            widths = {layer: self._widths(layer, slice(None), None) for layer in moe}
+        ahead: dict[int, list[Any]] = {}  # by the layer in whose event the guess is made
+        if self._guess is not None:
+            guess = self._guess[rows]
+            ahead = {own: guess[:, then].tolist() for own, then in pairwise(moe)}
+        start = 0
+        for step in steps:
+            stop = start + len(step.rows)
+            place = slice(start, stop)
+            for layer in range(trace.layers):
+                if layer not in ids:
+                    yield Event(step, layer, None, None, (), place)
+                    continue
+                asked = widths[layer][place] if self._tabled else None
+                guessed: list[int] = []
+                if layer in ahead:
+                    guessed = [expert for row in ahead[layer][place] for expert in row]
+                yield Event(step, layer, ids[layer][place], asked, guessed, place)
+            start = stop
+
+    def _widths(self, layer: int, place: slice, resident: Sequence[int] | None) -> list[list[int]]:
+        ids = self._experts[place, layer]
+        weights = None if self._weights is None else self._weights[place, layer]
+        widths = self._policy.widths(layer, ids, weights, resident)
+        self.skipped += int(((widths == 0) & (ids >= 0)).sum())
+        found: list[list[int]] = widths.tolist()
+        return found
+
+
+def union(experts: Sequence[Sequence[int]], widths: Sequence[Sequence[int]]) -> list[Task]:
+    """The tasks of an event: each distinct expert once, by first appearance (row, then rank).
+
+    >>> [(t.expert, t.width, t.widths) for t in union([[3, 1], [1, 3]], [[8, 4], [8, 0]])]
+    [(3, 8, [8]), (1, 8, [4, 8])]
+    """
+    if len(experts) == 1:
+        return [Task(e, (w,)) for e, w in zip(experts[0], widths[0], strict=True) if w]
+    asked: dict[int, list[int]] = {}
+    for row, own in zip(experts, widths, strict=True):
+        for expert, width in zip(row, own, strict=True):
+            if width:
+                asked.setdefault(expert, []).append(width)
+    return [Task(expert, found) for expert, found in asked.items()]

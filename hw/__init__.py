@@ -1,0 +1,1 @@
+"""Real hardware: stores, devices, executor, telemetry. Nothing is here yet."""

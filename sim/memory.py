@@ -1,0 +1,88 @@
+"""Unified memory: link and compute share one bandwidth and slow down only when it is exceeded."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import simpy
+
+_ROUNDING = 1e-6  # ns: what floating point may add to a whole number of ns
+
+
+class Activity:
+    """Something that occupies a stream and moves bytes."""
+
+    __slots__ = ("demand", "done", "finish", "rate", "remaining", "stream")
+
+    def __init__(self, env: Any, stream: int, alone_ns: int, traffic: int) -> None:
+        self.stream = stream
+        self.remaining = float(alone_ns)  # ns of undisturbed work
+        self.demand = traffic / alone_ns if alone_ns else 0.0  # bytes per ns, when undisturbed
+        self.rate = 1.0  # of progress
+        self.finish = -1
+        self.done: simpy.Event = env.event()
+
+
+class SharedMemory:
+    """Shares a bandwidth between two streams, max-min fair."""
+
+    def __init__(self, env: simpy.Environment, bytes_per_ns: float, until: list[int]) -> None:
+        """until[stream]: kept at the time at which the stream's activity will end."""
+        self._env: Any = env  # SimPy types times as floats too; here they are whole
+        self._bandwidth, self._until = bytes_per_ns, until
+        self._active: list[Activity] = []
+        self._since = 0
+
+    def occupy(self, stream: int, alone_ns: int, traffic: int) -> simpy.Event:
+        """Begin an activity that alone takes ``alone_ns`` and moves ``traffic`` bytes."""
+        self._advance()
+        activity = Activity(self._env, stream, alone_ns, traffic)
+        self._active.append(activity)
+        self._plan()
+        return activity.done
+
+    def _advance(self) -> None:
+        elapsed = self._env.now - self._since
+        for activity in self._active:
+            activity.remaining -= elapsed * activity.rate
+        self._since = self._env.now
+
+    def _plan(self) -> None:
+        rates = fair_rates([activity.demand for activity in self._active], self._bandwidth)
+        for activity, rate in zip(self._active, rates, strict=True):
+            activity.rate = rate
+            left = ceil(max(0.0, activity.remaining) / rate - _ROUNDING)
+            finish = self._env.now + left
+            if finish != activity.finish:
+                activity.finish = self._until[activity.stream] = finish
+                timeout = self._env.timeout(left, activity)
+                assert timeout.callbacks is not None
+                timeout.callbacks.append(self._ended)
+
+    def _ended(self, timeout: simpy.Event) -> None:
+        activity = timeout.value
+        assert isinstance(activity, Activity)
+        if activity.finish == self._env.now and activity in self._active:  # else: was replanned
+            self._advance()
+            self._active.remove(activity)
+            self._plan()
+            activity.done.succeed()
+
+
+def fair_rates(demands: list[float], bandwidth: float) -> list[float]:
+    """Each demand's rate of progress, at most 1: max-min fair shares of the bandwidth.
+
+    >>> fair_rates([60.0, 30.0], 100.0)
+    [1.0, 1.0]
+    >>> fair_rates([90.0, 30.0], 100.0), fair_rates([80.0, 80.0], 100.0)
+    ([0.7777777777777778, 1.0], [0.625, 0.625])
+    """
+    rates = [1.0] * len(demands)
+    left, free = bandwidth, sorted(range(len(demands)), key=demands.__getitem__)
+    while free:
+        smallest, share = free.pop(0), left / (len(free) + 1)
+        if demands[smallest] > share:
+            rates[smallest] = share / demands[smallest]
+        left -= min(share, demands[smallest])
+    return rates

@@ -1,0 +1,172 @@
+"""The SimPy model: one long-lived process per stream, driving the EventScheduler.
+
+At one instant all completions come first, then an event starts, then link and compute choose: what
+becomes ready at the same time is collected before anything is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
+
+import simpy
+from simpy.events import Event as SimEvent
+
+from crisp.event import EventScheduler
+from crisp.hardware import CostModel
+from crisp.model import ModelSpec
+from crisp.tasks import Piece
+from crisp.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
+from crisp.workload import Step, Workload
+from sim.memory import SharedMemory
+
+_LINK, _COMPUTE = 0, 1
+_STARTS, _CHOICES = 2, 3  # SimPy priorities: both after all that ends at the same time (0 and 1)
+
+
+class Instant(SimEvent):
+    """Fires now, after everything of a stronger priority that happens now."""
+
+    def __init__(self, env: Any, priority: int) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None
+        env.schedule(self, priority)
+
+
+class Streams:
+    """Link and compute, from the first event of a workload to the end of its last."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        scheduler: EventScheduler,
+        cost: CostModel,
+        workload: Workload,
+        recorder: Recorder,
+        log: StepLog,
+    ) -> None:
+        self._scheduler, self._workload = scheduler, workload
+        self._recorder, self._log = recorder, log
+        self._cost, self._layers, self._experts = cost, spec.moe_layers, spec.n_experts
+        sizes = [blocks * spec.block_bytes for blocks in range(spec.n_blocks + 1)]
+        self._load_costs = [(cost.load(size), cost.load_traffic(size)) for size in sizes]
+        self._upto = [spec.neurons(0, blocks) for blocks in range(spec.n_blocks + 1)]
+        self._piece_costs: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._layer_costs: dict[tuple[int, int], tuple[int, int]] = {}
+        self._env: Any = simpy.Environment()  # SimPy types times as floats too; here they are whole
+        self._until = [-1, -1]  # when each stream's activity ends; -1: it has none
+        self._idle: SimEvent | None = None  # the link waits for it
+        self._link_event = SimEvent(self._env)  # what the link does or waits for now
+        self._link_since: int | None = None
+        self._number = -1  # of the step
+        bandwidth = cost.memory_bandwidth
+        self._occupy: Callable[[int, int, int], SimEvent] = self._alone
+        if bandwidth is not None:
+            self._occupy = SharedMemory(self._env, bandwidth / 1e9, self._until).occupy
+
+    def run(self, steps: Iterable[Step]) -> int:
+        """Execute the steps; returns the total time in ns."""
+        self._env.process(self._link())
+        self._env.run(until=self._env.process(self._compute(steps)))
+        self._recorder.flush(self._env.now, self._link_since, always=True)
+        return int(self._env.now)
+
+    def _link(self) -> Generator[SimEvent, None, None]:
+        env, until, scheduler, add = self._env, self._until, self._scheduler, self._recorder.add
+        while True:
+            if until[_COMPUTE] == env.now:
+                self._link_event = Instant(env, _CHOICES)
+                yield self._link_event
+            load = scheduler.next_load()
+            if load is None:
+                self._link_event = self._idle = env.event()
+                yield self._idle
+                continue
+            event = -1 if load.prefetch else scheduler.event
+            ns, traffic = self._load_costs[load.blocks]
+            self._link_since = start = env.now
+            self._link_event = self._occupy(_LINK, ns, traffic)
+            yield self._link_event
+            until[_LINK], self._link_since = -1, None
+            scheduler.loaded(load)
+            kind, layer = PREFETCH if load.prefetch else LOAD, self._layers[load.row]
+            held = scheduler.store.total
+            add((self._number, event, layer, kind, load.expert, load.first, load.blocks,
+                 start, env.now, ns, held))  # fmt: skip
+
+    def _compute(self, steps: Iterable[Step]) -> Generator[SimEvent, None, None]:
+        env, until, scheduler, add = self._env, self._until, self._scheduler, self._recorder.add
+        step: Step | None = None
+        for event in self._workload.events(steps):
+            if event.step is not step:
+                self._close(step)
+                step = event.step
+                self._number += 1
+            layer, start = event.layer, env.now
+            ns, traffic = self._layer_cost(layer, len(step.rows))
+            if ns:
+                self._wake_link()
+                yield self._occupy(_COMPUTE, ns, traffic)
+                of_event = -1 if event.experts is None else scheduler.event + 1
+                add((self._number, of_event, layer, LAYER, -1, 0, 0,
+                     start, env.now, ns, scheduler.store.total))  # fmt: skip
+                if until[_LINK] == env.now:
+                    yield Instant(env, _STARTS)
+                until[_COMPUTE] = -1
+            if event.experts is None:
+                continue
+            scheduler.start(layer, self._workload.tasks(event, self._residents), event.guess)
+            while not scheduler.done:
+                self._wake_link()
+                piece = scheduler.next_compute()
+                if piece is None:
+                    yield self._link_event  # the link, which began to wait first, resumes first
+                    continue
+                ns, traffic = self._piece_cost(piece)
+                start = env.now
+                yield self._occupy(_COMPUTE, ns, traffic)
+                scheduler.computed(piece)
+                add((self._number, scheduler.event, layer, COMPUTE, piece.task.expert,
+                     piece.first, piece.last - piece.first,
+                     start, env.now, ns, scheduler.store.total))  # fmt: skip
+                if until[_LINK] == env.now:
+                    yield Instant(env, _STARTS)
+                until[_COMPUTE] = -1
+        self._close(step)
+
+    def _alone(self, stream: int, ns: int, traffic: int) -> SimEvent:
+        """Occupy a stream that shares nothing."""
+        self._until[stream] = self._env.now + ns
+        timeout: SimEvent = self._env.timeout(ns)
+        return timeout
+
+    def _wake_link(self) -> None:
+        """Let the idle link look for work, if there may be some."""
+        if self._idle is not None and self._scheduler.wants_link:
+            self._idle.succeed()
+            self._idle = None
+
+    def _close(self, step: Step | None) -> None:
+        if step is not None:
+            self._log.add(step, self._env.now)
+            self._recorder.flush(self._env.now, self._link_since)
+
+    def _residents(self, layer: int) -> Sequence[int]:
+        start = self._layers.index(layer) * self._experts
+        return self._scheduler.store.resident[start : start + self._experts]
+
+    def _piece_cost(self, piece: Piece) -> tuple[int, int]:
+        first, last = piece.first, piece.last
+        key = first, last, piece.task.neurons(first, last, self._upto)
+        cost = self._piece_costs.get(key)
+        if cost is None:
+            cost = self._cost.compute(*key), self._cost.compute_traffic(first, last)
+            self._piece_costs[key] = cost
+        return cost
+
+    def _layer_cost(self, layer: int, rows: int) -> tuple[int, int]:
+        cost = self._layer_costs.get((layer, rows))
+        if cost is None:
+            cost = self._cost.layer(layer, rows), self._cost.layer_traffic(layer)
+            self._layer_costs[layer, rows] = cost
+        return cost

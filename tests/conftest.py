@@ -1,0 +1,33 @@
+"""Options and fixtures of all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# The same examples on every machine and in every run: a red test stays red until it is mended.
+settings.register_profile("reproducible", derandomize=True, deadline=None)
+settings.load_profile("reproducible")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    # To be written --data=DIR where no test is named: pytest looks for this file before it knows
+    # the option, and would take the DIR of "--data DIR" for a folder of tests.
+    parser.addoption("--data", metavar="DIR", help="the folder of large test inputs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    name = config.getoption("--data")
+    if name is not None and not (config.invocation_params.dir / name).is_dir():
+        raise pytest.UsageError(f"--data={name}: no such folder")
+
+
+@pytest.fixture(scope="session")
+def shared(pytestconfig: pytest.Config) -> Path:
+    """The folder of large test inputs; tests that need it are skipped when it is not named."""
+    name = pytestconfig.getoption("--data")
+    if name is None:
+        pytest.skip("needs --data=DIR")
+    return (pytestconfig.invocation_params.dir / name).resolve()

@@ -1,0 +1,272 @@
+"""Small runs with given widths and costs, through the simulator and through the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from crisp.event import EventScheduler
+from crisp.model import ModelSpec
+from crisp.policy import Budget, Cache, Order, Policy, Prefetch
+from crisp.policy.order import draw
+from crisp.policy.width import Full
+from crisp.tasks import Piece
+from crisp.timeline import COLUMNS, COMPUTE, LAYER, PREFETCH, Recorder, Rows, StepLog
+from crisp.trace import Header, RoutingTrace
+from crisp.workload import Workload, chosen_rows, plan
+from sim.streams import Streams
+from tests.oracles import straight
+
+BLOCK = 16  # neurons
+
+
+@dataclass(frozen=True)
+class Costs:
+    """ns: a request and each of its blocks; a launch, a block, and a row's block; a layer."""
+
+    request: int = 5
+    load_block: int = 15
+    launch: int = 20
+    compute_block: int = 5
+    row_block: int = 0
+    router: int = 20
+    row: int = 0
+    block_bytes: int = 4096
+
+    memory_bandwidth = None
+
+    def load(self, n_bytes: int) -> int:
+        return self.request + self.load_block * n_bytes // self.block_bytes
+
+    def compute(self, first: int, last: int, row_neurons: int) -> int:
+        work = self.compute_block * (last - first) + self.row_block * row_neurons // BLOCK
+        return (self.launch if first == 0 else 0) + work
+
+    def layer(self, layer: int, rows: int) -> int:
+        return self.router + self.row * rows
+
+    def load_traffic(self, n_bytes: int) -> int:
+        return 0
+
+    def compute_traffic(self, first: int, last: int) -> int:
+        return 0
+
+    def layer_traffic(self, layer: int) -> int:
+        return 0
+
+    def io_bound(self, n_bytes: int) -> float:
+        return float(self.load(n_bytes))
+
+    def oracle(self) -> dict[str, Callable[..., int]]:
+        """The same costs as the oracle takes them."""
+
+        def compute(first: int, last: int, widths: Sequence[int]) -> int:
+            row_blocks = sum(max(0, min(width, last) - first) for width in widths)
+            return self.compute(first, last, row_blocks * BLOCK)
+
+        return {
+            "load_ns": lambda blocks: self.load(blocks * self.block_bytes),
+            "compute_ns": compute,
+            "layer_ns": self.layer,
+        }
+
+
+@dataclass(frozen=True)
+class GivenWidths:
+    """Widths that stand in the trace's weights. Not a table unless it says so."""
+
+    tabled: bool
+
+    def widths(self, layer: int, experts: Any, weights: Any, resident: Any) -> Any:
+        assert (resident is None) == self.tabled
+        return weights.astype(np.int16)
+
+    def table(self) -> Any:
+        return np.zeros(0, np.int16) if self.tabled else None
+
+
+class Watched(EventScheduler):
+    """Notes what is resident after every event."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.residency: list[dict[tuple[int, int], int]] = []
+
+    def computed(self, piece: Piece) -> None:
+        super().computed(piece)
+        if self.done:
+            self.residency.append(residents(self))
+
+
+def residents(scheduler: EventScheduler) -> dict[tuple[int, int], int]:
+    """{(MoE layer, expert): blocks of the budget}, one that is on its way included."""
+    found = enumerate(scheduler.store.resident)
+    return {divmod(entry, scheduler._experts): blocks for entry, blocks in found if blocks}
+
+
+def with_flight(event: dict[str, Any]) -> dict[tuple[int, int], int]:
+    """The same of an event in the oracle's log."""
+    found: dict[tuple[int, int], int] = dict(event["resident"])
+    if event["in_flight"] is not None and event["in_flight"][3] == "budget":
+        key = event["in_flight"][:2]
+        found[key] = found.get(key, 0) + 1
+    return found
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A whole run: routing, widths, policy, costs."""
+
+    experts: Any  # [rows, layers, k]
+    widths: Any
+    n_experts: int
+    n_blocks: int
+    sequence: Any = None
+    phase: Any = None
+    guess: Any = None
+    order: str = "fifo"
+    cache: str = "lru"
+    share: Fraction = Fraction(1, 2)
+    scope: str = "layer"
+    unit: str = "expert"
+    granularity: str = "expert"
+    prefetch: str = "none"
+    batch: int = 1
+    chunk: int = 512
+    costs: Costs = field(default_factory=Costs)
+    tabled: bool = True
+
+    def arrays(self) -> tuple[Any, Any, Any, Any]:
+        experts = np.asarray(self.experts, np.int16)
+        rows = len(experts)
+        sequence = np.zeros(rows) if self.sequence is None else self.sequence
+        phase = np.ones(rows) if self.phase is None else self.phase
+        return (
+            experts,
+            np.where(experts < 0, 0, np.asarray(self.widths)),
+            np.asarray(sequence, np.int32),
+            np.asarray(phase, np.uint8),
+        )
+
+    def spec(self) -> ModelSpec:
+        experts = self.arrays()[0]
+        moe = tuple(int(x) for x in np.flatnonzero((experts >= 0).any(axis=(0, 2))))
+        layers = experts.shape[1]
+        return ModelSpec(
+            name="toy", n_layers=layers, moe_layers=moe, n_experts=self.n_experts,
+            top_k=experts.shape[2], d_model=1, d_ff=BLOCK * self.n_blocks, dtype_bits=16,
+            bits=Fraction(16), matrices=3, biases=False, dense_params=(0,) * layers, block=BLOCK,
+            config_hash=None,
+        )  # fmt: skip
+
+    def trace(self) -> RoutingTrace:
+        experts, widths, sequence, phase = self.arrays()
+        return RoutingTrace(
+            experts=experts, weights=widths.astype(np.float16), sequence=sequence, phase=phase,
+            position=np.arange(len(experts), dtype=np.int32),
+            guess=None if self.guess is None else np.asarray(self.guess, np.int16),
+            header=Header(
+                n_experts=self.n_experts, top_k=experts.shape[2], ordered=True, origin="synthetic"
+            ),
+        )  # fmt: skip
+
+    def policy(self) -> Policy:
+        cache = Cache(self.cache, self.scope, self.unit)
+        return Policy("toy", Full(), Order(self.order), cache, Prefetch(self.prefetch))
+
+    def capacity(self) -> list[int]:
+        return Budget("", self.share, None).capacity(self.spec(), self.policy().cache)
+
+    def initial(self) -> list[int] | None:
+        """A static cache holds the experts with the lowest ids: whole ones, then a prefix."""
+        if self.cache != "static":
+            return None
+        size = self.n_experts * len(self.spec().moe_layers) // len(self.capacity())
+        return [
+            min(self.n_blocks, max(0, room - place * self.n_blocks))
+            for room in self.capacity()
+            for place in range(size)
+        ]
+
+    def scheduler(self) -> Watched:
+        return Watched(
+            self.spec(), self.policy(), self.capacity(),
+            granularity=self.granularity, cost=self.costs, initial=self.initial(),
+        )  # fmt: skip
+
+    def simulated(self) -> dict[str, Any]:
+        """The run as our simulator does it, in the oracle's terms."""
+        trace, spec, scheduler = self.trace(), self.spec(), self.scheduler()
+        workload = Workload(trace, GivenWidths(self.tabled), guess=self.prefetch == "guess")
+        rows = _Rows()
+        recorder = Recorder([rows], by_block=self.granularity == "block")
+        streams = Streams(spec, scheduler, self.costs, workload, recorder, StepLog())
+        steps = plan(trace, chosen_rows(trace, "all", None), self.batch, self.chunk)
+        total = streams.run(steps)
+        return {
+            "total_ns": total, "tasks": scheduler.tasks, "hits": scheduler.hits,
+            "partial": scheduler.partial_hits, "blocks_loaded": scheduler.blocks_loaded,
+            "skipped_entries": workload.skipped, "activities": rows.activities(total),
+            "residency": [
+                {(spec.moe_layers[row], expert): n for (row, expert), n in after.items()}
+                for after in scheduler.residency
+            ],
+            "order_bound": recorder.sums.order_bound,
+        }  # fmt: skip
+
+    def oracle(self) -> dict[str, Any]:
+        """The run as the oracle does it."""
+        experts, widths, sequence, phase = self.arrays()
+        spec, initial = self.spec(), self.initial()
+        static = None
+        if initial is not None:
+            keys = [(layer, e) for layer in spec.moe_layers for e in range(self.n_experts)]
+            static = {key: n for key, n in zip(keys, initial, strict=True) if n}
+        result = straight.simulate(
+            experts, sequence=sequence, phase=phase, n_experts=self.n_experts,
+            n_blocks=self.n_blocks, widths=widths, order=self.order, cache=self.cache,
+            ranking=self._ranking, share=self.share, scope=self.scope, unit=self.unit,
+            granularity=self.granularity, static=static, prefetch=self.prefetch,
+            guess=self.guess, batch=self.batch, chunk=self.chunk, **self.costs.oracle(),
+        )  # fmt: skip
+        logs = [
+            ("link" if log[0] in ("load", "prefetch") else "compute", *log[:1], *log[2:])
+            for log in [*result["link"], *result["compute"]]
+        ]
+        return {
+            **{k: v for k, v in result.items() if isinstance(v, int)},
+            "activities": _sorted(logs, result["total_ns"]),
+            "residency": [with_flight(event) for event in result["log"] if event["tasks"]],
+        }
+
+    def _ranking(self, event: int, experts: list[int]) -> list[int]:
+        places = sorted(range(len(experts)), key=lambda place: draw(0, event, place))
+        return [experts[place] for place in places]
+
+
+class _Rows:
+    def __init__(self) -> None:
+        self.rows = np.zeros((0, len(COLUMNS)), np.int64)
+
+    def write(self, rows: Rows) -> None:
+        self.rows = np.vstack([self.rows, rows])
+
+    def activities(self, total: int) -> list[tuple[Any, ...]]:
+        kinds = {LAYER: "layer", COMPUTE: "task", PREFETCH: "prefetch"}
+        found = []
+        for _, _, layer, kind, expert, first, blocks, start, end, _, _ in self.rows.tolist():
+            stream = "compute" if kind in (LAYER, COMPUTE) else "link"
+            name = kinds.get(kind, "load")
+            expert = None if expert < 0 else expert
+            found.append((stream, name, layer, expert, first, blocks, start, end))
+        return _sorted(found, total)
+
+
+def _sorted(activities: list[tuple[Any, ...]], total: int) -> list[tuple[Any, ...]]:
+    """By time. What takes no time, or a prefetch that the end of the run cut off, is left out."""
+    kept = [a for a in activities if a[-2] < a[-1] and (a[-1] < total or a[0] == "compute")]
+    return sorted(kept, key=lambda a: (a[-2], a[0]))

@@ -1,0 +1,171 @@
+"""What a user installs works by itself: from an empty environment, from any working folder."""
+
+from __future__ import annotations
+
+import email
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from crisp import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+BUNDLED = "crisp/bundled_traces/"
+INFO = f"crisp_moe-{__version__}.dist-info"
+BASE = {
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "simpy",
+    "numba",
+    "joblib",
+    "safetensors",
+    "matplotlib",
+    "typer",
+    "rich",
+}
+
+
+def run(*command: str | Path, cwd: Path, home: Path | None = None) -> str:
+    """The output of a command that must succeed, run without what Python's variables could add."""
+    environment = {name: value for name, value in os.environ.items() if name[:6] != "PYTHON"}
+    if home is not None:
+        environment["HOME"] = str(home)
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source distribution and the wheel that was built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    return next(built.glob("crisp_moe-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that was empty until pip installed the wheel with all it depends on.
+
+    The constraints only choose which release of a dependency: one tested here, and one that pip
+    still has from the installation of the tests' own environment.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", folder, cwd=folder)
+    install(folder, "-c", ROOT / "constraints.txt", wheel)
+    return folder
+
+
+def install(environment: Path, *arguments: str | Path) -> None:
+    pip = [environment / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile"]
+    run(*pip, *arguments, cwd=environment)
+
+
+@pytest.fixture(scope="module", params=["wheel", "editable"])
+def installed(request: pytest.FixtureRequest, environment: Path, wheel: Path) -> Path:
+    """The programs of an environment with CRISP installed one way or the other."""
+    what = [wheel] if request.param == "wheel" else ["-e", ROOT]
+    install(environment, "--no-deps", "--force-reinstall", *what)
+    return environment / "bin"
+
+
+def test_the_demonstration_runs_beside_folders_named_like_our_packages(
+    installed: Path, tmp_path: Path
+) -> None:
+    for name in ("sim", "hw"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('the working folder')")
+    run(installed / "crisp", "demo", "--quick", "--out", "pictures", cwd=tmp_path, home=tmp_path)
+    pictures = [path for path in (tmp_path / "pictures").iterdir() if path.suffix == ".png"]
+    assert len(pictures) >= 2
+    assert all(path.stat().st_size > 1000 for path in pictures)
+
+
+def test_every_module_imports_without_the_extras_and_without_plotting(
+    installed: Path, tmp_path: Path
+) -> None:
+    program = """
+import importlib, pkgutil, sys
+for package in map(importlib.import_module, ("crisp", "sim", "hw")):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+print(sorted({"matplotlib", "torch", "transformers"} & set(sys.modules)))
+print(importlib.util.find_spec("torch"))
+"""
+    assert run(installed / "python", "-I", "-c", program, cwd=tmp_path) == "[]\nNone\n"
+
+
+def test_the_bundled_traces_are_found(installed: Path, tmp_path: Path) -> None:
+    program = """
+from crisp.trace.bundled import bundled
+print(*sorted(path.name for path in bundled().values()), sep="\\n")
+"""
+    names = run(installed / "python", "-I", "-c", program, cwd=tmp_path).split()
+    assert names == sorted(path.name for path in (ROOT / "traces").glob("*.trace.safetensors"))
+    assert names
+
+
+def test_the_wheel_holds_what_runs_and_no_more(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    profiles = {f"sim/profiles/{path.name}" for path in (ROOT / "sim/profiles").glob("*.toml")}
+    traces = {BUNDLED + path.name for path in (ROOT / "traces").glob("*.trace.safetensors")}
+    assert profiles
+    assert traces
+    assert profiles <= names
+    assert {name for name in names if name.startswith(BUNDLED)} == traces | {BUNDLED + "README.md"}
+    assert {name.split("/")[0] for name in names} == {
+        "crisp",
+        "sim",
+        "hw",
+        INFO,
+    }
+    assert INFO + "/licenses/LICENSE" in names
+    assert not [name for name in names if name.endswith(("model.safetensors", ".pyc"))]
+
+
+def test_the_source_distribution_holds_traces_tests_and_licence(built: Path) -> None:
+    with tarfile.open(next(built.glob("crisp_moe-*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    traces = [path for path in (ROOT / "traces").rglob("*.*") if path.suffix != ".pyc"]
+    assert traces
+    assert names >= {path.relative_to(ROOT).as_posix() for path in traces}
+    assert names >= {"LICENSE", "README.md", "Makefile", "constraints.txt"}
+    assert "tests/test_packaging.py" in names
+    assert not [name for name in names if name.startswith((".venv", ".git/", "out/"))]
+
+
+def test_torch_comes_with_the_extras_that_need_it_only(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = email.message_from_bytes(archive.read(INFO + "/METADATA"))
+    extras: dict[str, set[str]] = {}
+    for requirement in metadata.get_all("Requires-Dist", []):
+        name = re.match(r"[\w-]+", requirement)
+        extra = re.search(r"extra == '(\w+)'", requirement)
+        assert name
+        extras.setdefault(extra[1] if extra else "", set()).add(name[0])
+    assert extras[""] == BASE
+    assert extras["jetson"] == {"jetson-stats"}
+    assert {extra for extra, names in extras.items() if "torch" in names} == {"hf", "gpu"}
+    assert metadata["License-Expression"] == "Apache-2.0"

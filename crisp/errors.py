@@ -24,6 +24,6 @@ def nearest(name: str, known: Iterable[str], what: str) -> CrispError:
     unknown policy 'crips'; did you mean 'crisp'? known: fo, lru, crisp
     """
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"; did you mean '{close[0]}'?" if close else ";"
     return CrispError(f"unknown {what} '{name}'{hint} known: {', '.join(names)}")

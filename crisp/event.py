@@ -22,7 +22,7 @@ from crisp.model import ModelSpec
 from crisp.policy import Policy
 from crisp.policy.order import draw, drawn, johnson
 from crisp.residency import EVENT, Eviction, Residency
-from crisp.tasks import Load, Piece, Task
+from crisp.tasks import Load, Piece, Prefetch, Task
 
 STAGING_EXPERTS = 2  # full experts that transient loads may occupy, apart from the budget
 
@@ -65,14 +65,10 @@ class EventScheduler:
         self._next = 0
         self._ready: list[int] = []  # heap of ranks
         self._turn = 0  # sequential: the rank whose task is loaded and computed now
-        self._left = 0
+        self._left = 0  # tasks to compute
+        self.done = True  # whether every task of the event has been computed
         self.event = -1
         self.tasks = self.hits = self.partial_hits = self.blocks_loaded = 0
-
-    @property
-    def done(self) -> bool:
-        """Whether every task of the event has been computed."""
-        return not self._left
 
     @property
     def wants_link(self) -> bool:
@@ -88,17 +84,12 @@ class EventScheduler:
         self._row = row = self._rows[layer]
         self._part = part = self.store.part_of_row[row]
         store, ahead = self.store, self.ahead
-        resident, held = store.resident, store.held
-        base = row * self._experts
+        resident, base = store.resident, row * self._experts
         for task in tasks:
             task.entry = entry = base + task.expert
             task.have = task.issued = task.low = resident[entry]
             task.staged = 0
-            if not held[entry]:
-                store.locked[part] += task.low
-            held[entry] |= EVENT
-            store.last[entry] = event
-            store.count[entry] += 1
+            store.touch(entry, part, event)
             if ahead is not None:
                 task.have, task.staged, late = ahead.claim(entry, task.width)
                 task.issued = task.have
@@ -113,6 +104,7 @@ class EventScheduler:
         if ahead is not None:
             self._look_ahead(ahead, tasks, guess)
         self._left, self._turn, self._next = len(tasks), 0, 0
+        self.done = not tasks
         self._tasks = self._ranked(tasks)
         self._pending, self._ready = [], []
         for rank, task in enumerate(self._tasks):
@@ -146,7 +138,7 @@ class EventScheduler:
 
     def loaded(self, load: Load) -> None:
         """A request has arrived."""
-        if load.prefetch and self.ahead is not None:
+        if isinstance(load, Prefetch) and self.ahead is not None:
             self.ahead.landed(load)
         task = load.task
         if task is None:
@@ -182,6 +174,7 @@ class EventScheduler:
         self._turn += 1
         self._left -= 1
         if not self._left:
+            self.done = True
             for task in self._tasks:
                 self.store.release(task.entry, self._part, EVENT)
 
@@ -217,13 +210,14 @@ class EventScheduler:
             return tasks
         keys = []
         for place, task in enumerate(tasks):
-            load_ns = compute_ns = number = 0
-            if rule is johnson:
-                missing = task.width - task.issued
-                load_ns = self._cost.load(missing * self._block_bytes) if missing > 0 else 0
-                neurons = task.neurons(0, task.width, self._upto)
-                compute_ns = self._cost.compute(0, task.width, neurons)
-            elif rule is drawn:
-                number = draw(self._order.seed, self.event, place)
+            load_ns, compute_ns = self._times(task) if rule is johnson else (0, 0)
+            number = draw(self._order.seed, self.event, place) if rule is drawn else 0
             keys.append(rule(task.width, load_ns, compute_ns, number))
         return [tasks[place] for place in sorted(range(len(tasks)), key=keys.__getitem__)]
+
+    def _times(self, task: Task) -> tuple[int, int]:
+        """What its missing blocks take to load, and all of it to compute, by the cost model."""
+        missing = max(0, task.width - task.issued)
+        load_ns = self._cost.load(missing * self._block_bytes) if missing else 0
+        neurons = task.neurons(0, task.width, self._upto)
+        return load_ns, self._cost.compute(0, task.width, neurons)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from crisp.errors import CrispError
@@ -14,18 +14,24 @@ from crisp.errors import CrispError
 def atomic(path: str | Path) -> Iterator[Path]:
     """A temporary path beside ``path``: renamed to it on success, removed on any failure.
 
-    Raises CrispError when the folder does not exist or cannot be written, or the disk is full.
+    A link is followed. Raises CrispError when the folder does not exist or cannot be written, the
+    disk is full, or ``path`` is a folder, a device or a pipe; errors about other files pass.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    target = Path(os.path.realpath(path))
+    temporary = target.parent / f".{target.name}.{os.getpid()}.part"
     try:
-        if path.is_dir():
+        if target.is_dir():
             raise CrispError(f"{path}: is a folder; a file name was expected")
-        if not path.parent.is_dir():
-            raise CrispError(f"{path}: the folder {path.parent} does not exist")
+        if not target.parent.is_dir():
+            raise CrispError(f"{path}: the folder {target.parent} does not exist")
+        if target.exists() and not target.is_file():  # renaming over /dev/null would remove it
+            raise CrispError(f"{path}: is not an ordinary file")
         yield temporary
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
+        if error.filename and str(error.filename) not in (str(temporary), str(target)):
+            raise
         raise CrispError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # nothing there, or no place where it could be
+            temporary.unlink()

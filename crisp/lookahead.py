@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from crisp.residency import PREDICTED, Eviction, Residency
-from crisp.tasks import Load
+from crisp.tasks import Prefetch
 
 
 class Lookahead:
@@ -24,7 +24,7 @@ class Lookahead:
         self._free = n_blocks  # staging
         self._staged: dict[int, int] = {}  # entry -> blocks in staging, one in flight included
         self._fetched: dict[int, tuple[int, int]] = {}  # entry -> first block fetched, how many
-        self._flight: Load | None = None
+        self._flight: Prefetch | None = None
         self._flying = -1  # its entry
         self.useful = self.late = self.wasted = 0  # blocks
 
@@ -35,7 +35,7 @@ class Lookahead:
         for expert in experts:
             self._store.hold(row * self._experts + expert, self._part, PREDICTED)
 
-    def next(self) -> Load | None:
+    def next(self) -> Prefetch | None:
         """Issue the first predicted expert's next missing block, if there is a place for it."""
         resident, base = self._store.resident, self._row * self._experts
         for expert in self._predicted:
@@ -45,13 +45,13 @@ class Lookahead:
                 return self._issue(entry, first)
         return None
 
-    def landed(self, load: Load) -> None:
+    def landed(self, load: Prefetch) -> None:
         """The block in flight has arrived."""
         self._flight, self._flying = None, -1
         if load.unwanted:
             self._free += 1
 
-    def claim(self, entry: int, width: int) -> tuple[int, int, Load | None]:
+    def claim(self, entry: int, width: int) -> tuple[int, int, Prefetch | None]:
         """The predicted event asks for ``entry``: (blocks here, of them staged, late block).
 
         The late block is asked for and still in flight; it counts as staged too if it goes there.
@@ -86,7 +86,7 @@ class Lookahead:
         """Claimed staging blocks have been used by every row."""
         self._free += blocks
 
-    def _issue(self, entry: int, first: int) -> Load | None:
+    def _issue(self, entry: int, first: int) -> Prefetch | None:
         store, part = self._store, self._part
         staged = self._staged.get(entry, 0)
         evicted: Sequence[Eviction] = ()
@@ -100,8 +100,7 @@ class Lookahead:
             return None
         start, fetched = self._fetched.get(entry, (first, 0))
         self._fetched[entry] = start, fetched + 1
-        load = Load(self._row, entry % self._experts, first, 1, evicted, None)
-        load.staged = not kept
+        load = Prefetch(self._row, entry % self._experts, first, evicted, staged=not kept)
         self._flight, self._flying = load, entry
         return load
 

@@ -53,6 +53,14 @@ class Residency:
         self.locked = [0] * len(capacity)  # blocks of protected entries
         self.total = sum(self.used)
 
+    def touch(self, entry: int, part: int, event: int) -> None:
+        """An event uses an entry: it is protected until released, and as recent as can be."""
+        if not self.held[entry]:
+            self.locked[part] += self.resident[entry]
+        self.held[entry] |= EVENT
+        self.last[entry] = event
+        self.count[entry] += 1
+
     def hold(self, entry: int, part: int, why: int) -> None:
         """Protect an entry: nothing of it is evicted until every reason is released."""
         if not self.held[entry]:

@@ -45,15 +45,14 @@ class Task:
 
 
 class Load:
-    """One request on the link: blocks [first, first + blocks) of an expert.
+    """One request on the link: blocks [first, first + blocks) of an expert, for a task.
 
-    row: the MoE layer, counted among MoE layers. task: who waits for it; a prefetch has none,
-    unless its event started while it was in flight.
+    row: the MoE layer, counted among MoE layers.
     """
 
-    __slots__ = (
-        "blocks", "evicted", "expert", "first", "prefetch", "row", "staged", "task", "unwanted",
-    )  # fmt: skip
+    __slots__ = ("blocks", "evicted", "expert", "first", "row", "task")
+    prefetch = False
+    task: Task | None
 
     def __init__(
         self,
@@ -68,9 +67,21 @@ class Load:
         self.first, self.blocks = first, blocks
         self.evicted = evicted
         self.task = task
-        self.prefetch = task is None
-        self.staged = False  # a prefetch that the budget cannot take
-        self.unwanted = False  # a staged one whose event started without asking for it
+
+
+class Prefetch(Load):
+    """A request that no task waits for, unless its event starts while it is in flight."""
+
+    __slots__ = ("staged", "unwanted")
+    prefetch = True
+
+    def __init__(
+        self, row: int, expert: int, first: int, evicted: Sequence[Eviction], staged: bool
+    ) -> None:
+        """staged: the budget cannot take the block, it waits in the prefetch staging."""
+        super().__init__(row, expert, first, 1, evicted, None)
+        self.staged = staged
+        self.unwanted = False  # staged, and its event started without asking for it
 
 
 class Piece:

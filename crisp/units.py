@@ -8,6 +8,7 @@ from fractions import Fraction
 from crisp.errors import CrispError
 
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?")
+_SIZE = re.compile(r"(?P<number>(\d+\.?\d*|\.\d+)(e\+?\d{1,2})?)\s*(?P<unit>[a-z]*)", re.IGNORECASE)
 _BYTES = {"": 1, "b": 1}
 _BYTES |= {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)}
 _BYTES |= {f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)}
@@ -35,11 +36,11 @@ def parse_bytes(text: str, what: str = "size") -> int:
     >>> parse_bytes("1.5kB"), parse_bytes("2 KiB"), parse_bytes("77")
     (1500, 2048, 77)
     """
-    match = re.fullmatch(r"\s*([\d.eE+-]+?)\s*([kKmMgGtT]?[iI]?[bB]?)\s*", text)
-    unit = match and _BYTES.get(match[2].lower())
+    match = _SIZE.fullmatch(text.strip())
+    unit = match and _BYTES.get(match["unit"].lower())
     if not match or not unit:
         raise CrispError(f"{what}: '{text}' is not a size; write 4GB, 512MiB or a number of bytes")
-    return int(exact(match[1], what) * unit)
+    return int(Fraction(match["number"]) * unit)
 
 
 def show_bytes(n: float) -> str:
@@ -49,7 +50,7 @@ def show_bytes(n: float) -> str:
     ('93.6 MB', '512 B')
     """
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(n) < 1000:
-            return f"{n:.0f} B" if unit == "B" else f"{n:.3g} {unit}"
+        if abs(n) < 999.5:  # what is above would be shown as 1e+03
+            return f"{n:.3g} {unit}"
         n /= 1000
     return f"{n:.3g} TB"

@@ -19,7 +19,7 @@ from crisp.trace import RoutingTrace
 
 PHASES = ("decode", "prefill", "all")
 PREFILL, DECODE = 0, 1
-_GATHER = 1024  # rows whose widths are looked up at a time
+_GATHER = 128  # rows whose widths are looked up at a time: few enough to stay in the cache
 
 
 class Step(NamedTuple):

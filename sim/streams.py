@@ -96,6 +96,7 @@ class Streams:
 
     def _compute(self, steps: Iterable[Step]) -> Generator[SimEvent, None, None]:
         env, until, scheduler, add = self._env, self._until, self._scheduler, self._recorder.add
+        occupy, piece_cost, layer_cost = self._occupy, self._piece_cost, self._layer_cost
         step: Step | None = None
         for event in self._workload.events(steps):
             if event.step is not step:
@@ -103,10 +104,11 @@ class Streams:
                 step = event.step
                 self._number += 1
             layer, start = event.layer, env.now
-            ns, traffic = self._layer_cost(layer, len(step.rows))
+            ns, traffic = layer_cost(layer, len(step.rows))
             if ns:
-                self._wake_link()
-                yield self._occupy(_COMPUTE, ns, traffic)
+                if self._idle is not None:
+                    self._wake_link()
+                yield occupy(_COMPUTE, ns, traffic)
                 of_event = -1 if event.experts is None else scheduler.event + 1
                 add((self._number, of_event, layer, LAYER, -1, 0, 0,
                      start, env.now, ns, scheduler.store.total))  # fmt: skip
@@ -117,14 +119,15 @@ class Streams:
                 continue
             scheduler.start(layer, self._workload.tasks(event, self._residents), event.guess)
             while not scheduler.done:
-                self._wake_link()
+                if self._idle is not None:
+                    self._wake_link()
                 piece = scheduler.next_compute()
                 if piece is None:
                     yield self._link_event  # the link, which began to wait first, resumes first
                     continue
-                ns, traffic = self._piece_cost(piece)
+                ns, traffic = piece_cost(piece)
                 start = env.now
-                yield self._occupy(_COMPUTE, ns, traffic)
+                yield occupy(_COMPUTE, ns, traffic)
                 scheduler.computed(piece)
                 add((self._number, scheduler.event, layer, COMPUTE, piece.task.expert,
                      piece.first, piece.last - piece.first,
@@ -142,7 +145,7 @@ class Streams:
 
     def _wake_link(self) -> None:
         """Let the idle link look for work, if there may be some."""
-        if self._idle is not None and self._scheduler.wants_link:
+        if self._scheduler.wants_link and self._idle is not None:
             self._idle.succeed()
             self._idle = None
 

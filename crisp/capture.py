@@ -1,0 +1,284 @@
+"""From text to trace: a real model reads prompts and writes on, and its routing is recorded.
+
+Prompts are windows of equal length cut from the texts, so that a batch needs no padding. Every
+sequence draws from its own generator, so what it writes does not depend on the batch it was in
+(but for rounding: another batch may take another kernel). A row is one forward pass of one token:
+the row of a generated token is the pass that has it as its *input*. The last token sampled, and
+the one that ends a text, are never fed and have no row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crisp.adapter import Layout, Recorder, Routing, need, recording
+from crisp.errors import CrispError
+from crisp.loading import Loaded
+from crisp.trace.file import Header, RoutingTrace
+
+PREFILL, DECODE = 0, 1
+DEFAULT_SEQUENCES = 16  # of each text, where that many fit
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How sequences are made. ``new_tokens`` are sampled, so at most one fewer are decode rows.
+
+    ``sequences`` is the number of all texts together (None: 16 of each text, or what it holds);
+    ``temperature`` 0 is greedy; ``token_ids`` keeps the tokens themselves in the trace.
+    """
+
+    prompt_tokens: int = 128
+    new_tokens: int = 128
+    sequences: int | None = None
+    batch: int = 8
+    temperature: float = 1.0
+    seed: int = 0
+    token_ids: bool = False
+
+    def __post_init__(self) -> None:
+        for key, low in (("prompt_tokens", 1), ("new_tokens", 0), ("batch", 1), ("seed", 0)):
+            if getattr(self, key) < low:
+                raise CrispError(
+                    f"--{key.replace('_', '-')} {getattr(self, key)}: expected {low} or more"
+                )
+        if self.sequences is not None and self.sequences < 1:
+            raise CrispError(f"--sequences {self.sequences}: expected 1 or more")
+        if not 0 <= self.temperature < float("inf"):
+            raise CrispError(f"--temperature {self.temperature}: expected a number from 0 up")
+
+
+def capture(
+    loaded: Loaded,
+    texts: Sequence[Path],
+    recipe: Recipe,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RoutingTrace:
+    """The routing of ``loaded`` reading windows of ``texts`` and writing on after each.
+
+    ``progress`` is told (rows done, rows at most). Raises CrispError for a text that cannot be read
+    or is too short, for a length beyond the model's context and for a model not understood.
+    """
+    _fits(loaded.model, recipe)
+    prompts, dataset = _prompts(loaded.tokenizer, texts, recipe)
+    stop = stops(loaded)
+    total = len(prompts) * (recipe.prompt_tokens + max(0, recipe.new_tokens - 1))
+    done = 0
+
+    def tell(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress(done, total)
+
+    sequences: list[_Sequence] = []
+    with need("torch").inference_mode(), recording(loaded.model) as recorder:
+        for first in range(0, len(prompts), recipe.batch):
+            batch = list(enumerate(prompts))[first : first + recipe.batch]
+            sequences += _run(loaded.model, recorder, batch, recipe, stop, tell)
+    return _assemble(sequences, loaded, recorder.layout, recipe, dataset)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sequence:
+    tokens: list[int]  # those that were fed, in order
+    routing: Routing  # a row for each
+
+
+def _run(
+    model: Any,
+    recorder: Recorder,
+    batch: Sequence[tuple[int, list[int]]],
+    recipe: Recipe,
+    stop: set[int],
+    tell: Callable[[int], None],
+) -> list[_Sequence]:
+    """The sequences of one batch of (sequence number, prompt), run side by side."""
+    torch = need("torch")
+    draws = [np.random.default_rng([recipe.seed, number]) for number, _ in batch]
+    fed = [list(prompt) for _, prompt in batch]
+    alive = [True] * len(batch)
+    passes: list[Routing] = []
+
+    def forward(tokens: Any, cache: dict[str, Any]) -> Any:
+        output = model(input_ids=tokens, use_cache=True, **_last_only(model), **cache)
+        passes.append(recorder.take())
+        tell(tokens.numel())
+        return output
+
+    output = forward(torch.tensor(fed, device=model.device), {})  # [batch, prompt tokens]
+    for _ in range(recipe.new_tokens - 1):
+        logits = output.logits[:, -1].double().cpu().numpy()  # [batch, vocabulary]
+        chosen = [
+            _sample(row, recipe.temperature, draw) for row, draw in zip(logits, draws, strict=True)
+        ]
+        for i, token in enumerate(chosen):
+            alive[i] = alive[i] and token not in stop
+            if alive[i]:
+                fed[i].append(token)
+        if not any(alive):
+            break
+        # A finished sequence runs on with the others; its rows are cut off below.
+        output = forward(torch.tensor(chosen, device=model.device)[:, None], _cache(output, model))
+    return [
+        _Sequence(sequence, _rows(passes, len(batch), i, len(sequence)))
+        for i, sequence in enumerate(fed)
+    ]
+
+
+def _last_only(model: Any) -> dict[str, int]:
+    """Logits of a long prompt in a large vocabulary take gigabytes; only the last are looked at."""
+    known = "logits_to_keep" in inspect.signature(model.forward).parameters
+    return {"logits_to_keep": 1} if known else {}
+
+
+def _rows(passes: Sequence[Routing], batch: int, which: int, count: int) -> Routing:
+    """The first ``count`` rows of sequence ``which`` of a batch, over all its passes."""
+
+    def joined(name: str) -> Any:
+        parts = [getattr(one, name) for one in passes]  # each [batch * positions, layers, k]
+        own = [part.reshape(batch, -1, *part.shape[1:])[which] for part in parts]
+        return np.concatenate(own)[:count]
+
+    return Routing(joined("experts"), joined("weights"), joined("guess"))
+
+
+def _cache(output: Any, model: Any) -> dict[str, Any]:
+    """The argument that hands a pass's cache to the next: transformers 5 renamed it on the way."""
+    for name in ("cache", "past_key_values"):
+        if output.get(name) is not None:
+            return {name: output[name]}
+    raise CrispError(f"{type(model).__name__}: returned no cache to go on from; not understood")
+
+
+def _sample(logits: NDArray[np.float64], temperature: float, draw: np.random.Generator) -> int:
+    """One token of softmax(logits / temperature), by inverting its distribution at one draw."""
+    if temperature == 0:
+        return int(logits.argmax())
+    with np.errstate(under="ignore"):
+        upto = np.cumsum(np.exp((logits - logits.max()) / temperature))
+    return min(int(np.searchsorted(upto, draw.random() * upto[-1], "right")), len(upto) - 1)
+
+
+def stops(loaded: Loaded) -> set[int]:
+    """The tokens that end a text.
+
+    An id of the generation config counts only if the tokenizer knows it as special: configs often
+    carry their family's default, which in another vocabulary is an ordinary piece of text.
+    """
+    ids = getattr(loaded.model.generation_config, "eos_token_id", None)
+    asked = {*ids} if isinstance(ids, list) else {ids}
+    special = {int(token) for token in loaded.tokenizer.all_special_ids}
+    own = {loaded.tokenizer.eos_token_id} - {None}
+    return (special & asked) | own
+
+
+def _fits(model: Any, recipe: Recipe) -> None:
+    context = getattr(model.config, "max_position_embeddings", None)
+    asked = recipe.prompt_tokens + recipe.new_tokens
+    if context is not None and asked > context:
+        raise CrispError(
+            f"--prompt-tokens {recipe.prompt_tokens} and --new-tokens {recipe.new_tokens}: "
+            f"{asked} together; the model's context is {context}"
+        )
+
+
+def _prompts(
+    tokenizer: Any, texts: Sequence[Path], recipe: Recipe
+) -> tuple[list[list[int]], list[str]]:
+    """Token ids of the prompts, text after text, and each text's name with its sha256.
+
+    A text is cut into consecutive windows; as many as asked are drawn without replacement and kept
+    in the text's order. What the tokenizer puts before a text (a BOS) opens every prompt.
+    """
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    opening = whole[: whole.index(plain[0])]
+    window = recipe.prompt_tokens - len(opening)
+    if window < 1:
+        raise CrispError(
+            f"--prompt-tokens {recipe.prompt_tokens}: no room beside the opening token"
+        )
+    if recipe.sequences is not None and recipe.sequences < len(texts):
+        raise CrispError(f"--sequences {recipe.sequences}: fewer than the {len(texts)} texts")
+    prompts: list[list[int]] = []
+    dataset: list[str] = []
+    for number, path in enumerate(texts):
+        text, digest = _read(path)
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        held = len(ids) // window
+        asked = _share(recipe.sequences, len(texts), number)
+        if held < (asked or 1):
+            raise CrispError(
+                f"{path}: {len(ids)} tokens hold {held} prompts of {recipe.prompt_tokens}; "
+                f"{asked or 1} expected (--sequences, --prompt-tokens)"
+            )
+        count = min(held, DEFAULT_SEQUENCES) if asked is None else asked
+        # Texts draw from seeds of their own, apart from those of the sequences ([seed, number]).
+        draw = np.random.default_rng([recipe.seed, number, 1])
+        starts = np.sort(draw.choice(held, count, replace=False)) * window
+        prompts += [opening + ids[start : start + window] for start in starts.tolist()]
+        dataset.append(f"{path.name} sha256:{digest}")
+    return prompts, dataset
+
+
+def _share(total: int | None, parts: int, number: int) -> int | None:
+    """Part ``number`` of ``total``, split evenly, the remainder to the first parts."""
+    return None if total is None else total // parts + (number < total % parts)
+
+
+def _read(path: Path) -> tuple[str, str]:
+    try:
+        data = path.read_bytes()
+        return data.decode("utf-8"), hashlib.sha256(data).hexdigest()
+    except OSError as error:
+        raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise CrispError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+
+
+def _assemble(
+    sequences: Sequence[_Sequence],
+    loaded: Loaded,
+    found: Layout,
+    recipe: Recipe,
+    dataset: Sequence[str],
+) -> RoutingTrace:
+    lengths = [len(sequence.tokens) for sequence in sequences]
+    position = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
+    experts = np.concatenate([sequence.routing.experts for sequence in sequences])
+    weights = np.concatenate([sequence.routing.weights for sequence in sequences])
+    tokens = [token for sequence in sequences for token in sequence.tokens]
+    header = Header(
+        model=loaded.name,
+        revision=loaded.revision,
+        config_hash=loaded.spec.config_hash if loaded.spec else None,
+        n_experts=found.n_experts,
+        top_k=experts.shape[2],
+        dataset="; ".join(dataset),
+        tokenizer=f"{loaded.name}, {len(loaded.tokenizer)} tokens",
+        origin="captured",
+        seed=recipe.seed,
+        ordered=True,
+        spec=loaded.spec.to_dict() if loaded.spec else None,
+        note=f"{len(sequences)} prompts of {recipe.prompt_tokens} tokens, at most "
+        f"{recipe.new_tokens} sampled after each at temperature {recipe.temperature:g}, "
+        f"batches of {recipe.batch}; {loaded.how}",
+    )
+    return RoutingTrace(
+        experts=experts,
+        sequence=np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
+        position=position,
+        phase=np.where(position < recipe.prompt_tokens, PREFILL, DECODE).astype(np.uint8),
+        weights=weights.astype(np.float16),
+        guess=np.concatenate([sequence.routing.guess for sequence in sequences]),
+        token=np.array(tokens, np.int32) if recipe.token_ids else None,
+        header=header,
+    )

@@ -1,0 +1,76 @@
+"""``crisp trace capture``: record which experts a real model routes a text's tokens to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+import crisp.capture
+from crisp.capture import Recipe
+from crisp.errors import CrispError
+from crisp.loading import load
+
+
+def capture(
+    model: Annotated[str, typer.Argument(help="A transformers MoE: a folder, or a hub name.")],
+    text: Annotated[
+        list[Path],
+        typer.Option("--text", help="A text to read from (UTF-8); several: --text A B C."),
+    ],
+    out: Annotated[Path, typer.Option(help="The trace: NAME.trace.safetensors.")],
+    more: Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="TEXT")] = None,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Tokens of each prompt.")
+    ] = Recipe.prompt_tokens,
+    new_tokens: Annotated[
+        int, typer.Option(help="Tokens sampled after each prompt; the last has no row.")
+    ] = Recipe.new_tokens,
+    sequences: Annotated[
+        int | None,
+        typer.Option(
+            help="Prompts, of all texts together (default: 16 of each, or what it holds)."
+        ),
+    ] = Recipe.sequences,
+    batch: Annotated[int, typer.Option(help="Sequences that run side by side.")] = Recipe.batch,
+    temperature: Annotated[
+        float, typer.Option(help="Of sampling; 0: greedy.")
+    ] = Recipe.temperature,
+    seed: Annotated[int, typer.Option(help="Of prompts and sampling.")] = Recipe.seed,
+    token_ids: Annotated[
+        bool, typer.Option("--token-ids", help="Keep the tokens' ids in the trace.")
+    ] = Recipe.token_ids,
+) -> None:
+    """Record which experts a model routes to while it reads texts and writes on."""
+    texts = [*text, *(more or [])]
+    # What can be said before the work is said before the work.
+    if not out.parent.is_dir():
+        raise CrispError(f"{out}: the folder {out.parent} does not exist")
+    for path in texts:
+        if not path.is_file():
+            raise CrispError(f"{path}: no such file; a text was expected")
+    recipe = Recipe(prompt_tokens, new_tokens, sequences, batch, temperature, seed, token_ids)
+    loaded = load(model)
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task(f"{loaded.name}: tokens", total=None)
+        trace = crisp.capture.capture(
+            loaded, texts, recipe, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    trace.save(out)
+    decode = int(trace.phase.sum())
+    typer.echo(
+        f"{out}: {trace.rows} rows ({decode} decode), {len(trace.sequences()[0])} sequences, "
+        f"{len(trace.moe_layers)} MoE layers of {trace.layers}, "
+        f"{trace.header.n_experts} experts, top-{trace.k}"
+    )

@@ -21,7 +21,7 @@ from crisp.lookahead import Lookahead
 from crisp.model import ModelSpec
 from crisp.policy import Policy
 from crisp.policy.order import draw, drawn, johnson
-from crisp.residency import EVENT, Eviction, Residency
+from crisp.residency import Eviction, Residency
 from crisp.tasks import Load, Piece, Prefetch, Task
 
 STAGING_EXPERTS = 2  # full experts that transient loads may occupy, apart from the budget
@@ -67,13 +67,9 @@ class EventScheduler:
         self._turn = 0  # sequential: the rank whose task is loaded and computed now
         self._left = 0  # tasks to compute
         self.done = True  # whether every task of the event has been computed
+        self.wants_link = False  # whether `next_load` may have something to issue
         self.event = -1
         self.tasks = self.hits = self.partial_hits = self.blocks_loaded = 0
-
-    @property
-    def wants_link(self) -> bool:
-        """Whether `next_load` may have something to issue."""
-        return self.ahead is not None or self._next < len(self._pending)
 
     def start(self, layer: int, tasks: list[Task], guess: Iterable[int] = ()) -> None:
         """Begin an event: its tasks by first appearance, and the trace's guess for the next layer.
@@ -83,13 +79,11 @@ class EventScheduler:
         self.event = event = self.event + 1
         self._row = row = self._rows[layer]
         self._part = part = self.store.part_of_row[row]
-        store, ahead = self.store, self.ahead
-        resident, base = store.resident, row * self._experts
+        ahead, base = self.ahead, row * self._experts
         for task in tasks:
             task.entry = entry = base + task.expert
-            task.have = task.issued = task.low = resident[entry]
+            task.have = task.issued = task.low = self.store.touch(entry, part, event)
             task.staged = 0
-            store.touch(entry, part, event)
             if ahead is not None:
                 task.have, task.staged, late = ahead.claim(entry, task.width)
                 task.issued = task.have
@@ -105,14 +99,16 @@ class EventScheduler:
             self._look_ahead(ahead, tasks, guess)
         self._left, self._turn, self._next = len(tasks), 0, 0
         self.done = not tasks
-        self._tasks = self._ranked(tasks)
-        self._pending, self._ready = [], []
-        for rank, task in enumerate(self._tasks):
+        self._tasks = ranked = tasks if self._rule is None else self._ranked(tasks)
+        self._pending = pending = []
+        self._ready = ready = []  # rising ranks are a heap
+        for rank, task in enumerate(ranked):
             task.rank = rank
             if task.issued < task.width:
-                self._pending.append(task)
+                pending.append(task)
             if task.have >= task.width or (task.have and self._streams_blocks):
-                self._ready.append(rank)  # rising ranks are a heap
+                ready.append(rank)
+        self.wants_link = ahead is not None or bool(pending)
 
     def next_load(self) -> Load | None:
         """Issue the next request; the link must be free. None: nothing may be loaded now."""
@@ -132,8 +128,10 @@ class EventScheduler:
         first = task.issued
         blocks = 1 if self._by_block else task.width - first
         task.issued = first + blocks
-        self._next += task.issued == task.width
         self.blocks_loaded += blocks
+        if task.issued == task.width:
+            self._next += 1
+            self.wants_link = self.ahead is not None or self._next < len(self._pending)
         return Load(self._row, task.expert, first, blocks, evicted, task)
 
     def loaded(self, load: Load) -> None:
@@ -175,8 +173,7 @@ class EventScheduler:
         self._left -= 1
         if not self._left:
             self.done = True
-            for task in self._tasks:
-                self.store.release(task.entry, self._part, EVENT)
+            self.store.release_all([task.entry for task in self._tasks], self._part)
 
     def _place(self, task: Task) -> Sequence[Eviction] | None:
         """Decide where a task's missing blocks go, and evict for them; None: staging is full.
@@ -205,10 +202,8 @@ class EventScheduler:
         ahead.predict(following, self._prefetch.predicted(guess, self._used[following]))
 
     def _ranked(self, tasks: list[Task]) -> list[Task]:
-        rule = self._rule
-        if rule is None or len(tasks) < 2:
-            return tasks
-        keys = []
+        rule, keys = self._rule, []
+        assert rule is not None
         for place, task in enumerate(tasks):
             load_ns, compute_ns = self._times(task) if rule is johnson else (0, 0)
             number = draw(self._order.seed, self.event, place) if rule is drawn else 0

@@ -6,7 +6,7 @@ budget has *parts*: one a layer (scope layer) or a single one (scope global).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from crisp.errors import InvariantError
@@ -53,13 +53,22 @@ class Residency:
         self.locked = [0] * len(capacity)  # blocks of protected entries
         self.total = sum(self.used)
 
-    def touch(self, entry: int, part: int, event: int) -> None:
-        """An event uses an entry: it is protected until released, and as recent as can be."""
+    def touch(self, entry: int, part: int, event: int) -> int:
+        """An event uses an entry, which protects it and makes it recent; returns its blocks."""
+        resident = self.resident[entry]
         if not self.held[entry]:
-            self.locked[part] += self.resident[entry]
+            self.locked[part] += resident
         self.held[entry] |= EVENT
         self.last[entry] = event
         self.count[entry] += 1
+        return resident
+
+    def release_all(self, entries: Iterable[int], part: int) -> None:
+        """An event has ended: it protects its entries no longer."""
+        for entry in entries:
+            self.held[entry] &= ~EVENT
+            if not self.held[entry]:
+                self.locked[part] -= self.resident[entry]
 
     def hold(self, entry: int, part: int, why: int) -> None:
         """Protect an entry: nothing of it is evicted until every reason is released."""

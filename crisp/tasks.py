@@ -32,7 +32,7 @@ class Task:
         """widths: blocks asked for by each row that uses the expert, all above 0."""
         self.expert = expert
         self.widths = widths
-        self.width = max(widths)
+        self.width = widths[0] if len(widths) == 1 else max(widths)
         self.started = self.ended = 0
         self.transient = -1
 

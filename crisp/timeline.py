@@ -37,7 +37,7 @@ COLUMNS = (
     "resident_blocks",  # within the budget, when it ended
 )
 STEP, EVENT, LAYER_ID, KIND, EXPERT, FIRST, BLOCKS, START, END, ALONE, RESIDENT = range(11)
-_FLUSH = 1 << 16  # rows
+_FLUSH = 1 << 13  # rows: few enough that the arrays made of them stay in the cache
 
 
 class Sink(Protocol):
@@ -53,7 +53,7 @@ class Recorder:
     def __init__(self, sinks: Sequence[Sink], by_block: bool) -> None:
         """by_block: every block is loaded and computed by itself (granularity block)."""
         self._sinks = sinks
-        self._values = array("q")
+        self._values: list[int] = []
         self.add = self._values.extend  # add((step, event, ...)): one row, in COLUMNS' order
         self.sums = Sums(by_block)
 
@@ -63,8 +63,8 @@ class Recorder:
         link_since: when the load that is still in flight began, if there is one.
         """
         if always or len(self._values) >= _FLUSH * len(COLUMNS):
-            rows = np.frombuffer(self._values, np.int64).reshape(-1, len(COLUMNS)).copy()
-            del self._values[:]
+            rows = np.array(self._values, np.int64).reshape(-1, len(COLUMNS))
+            self._values.clear()
             self.sums.add(rows, now, link_since)
             for sink in self._sinks:
                 sink.write(rows)

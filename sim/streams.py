@@ -56,7 +56,7 @@ class Streams:
         self._env: Any = simpy.Environment()  # SimPy types times as floats too; here they are whole
         self._until = [-1, -1]  # when each stream's activity ends; -1: it has none
         self._idle: SimEvent | None = None  # the link waits for it
-        self._link_event = SimEvent(self._env)  # what the link does or waits for now
+        self._link_event: SimEvent = self._env.timeout(0)  # what the link does or waits for now
         self._link_since: int | None = None
         self._number = -1  # of the step
         bandwidth = cost.memory_bandwidth
@@ -66,88 +66,94 @@ class Streams:
 
     def run(self, steps: Iterable[Step]) -> int:
         """Execute the steps; returns the total time in ns."""
+        compute = self._env.process(self._compute(steps))
         self._env.process(self._link())
-        self._env.run(until=self._env.process(self._compute(steps)))
+        self._env.run(until=compute)
         self._recorder.flush(self._env.now, self._link_since, always=True)
         return int(self._env.now)
 
     def _link(self) -> Generator[SimEvent, None, None]:
-        env, until, scheduler, add = self._env, self._until, self._scheduler, self._recorder.add
+        env, until = self._env, self._until
+        scheduler, occupy, add = self._scheduler, self._occupy, self._recorder.add
+        now = 0
         while True:
-            if until[_COMPUTE] == env.now:
+            if until[_COMPUTE] == now:
                 self._link_event = Instant(env, _CHOICES)
                 yield self._link_event
-            load = scheduler.next_load()
-            if load is None:
+            while (load := scheduler.next_load()) is None:
                 self._link_event = self._idle = env.event()
                 yield self._idle
-                continue
+                now = env.now
             event = -1 if load.prefetch else scheduler.event
             ns, traffic = self._load_costs[load.blocks]
-            self._link_since = start = env.now
-            self._link_event = self._occupy(_LINK, ns, traffic)
+            self._link_since = start = now
+            until[_LINK] = now + ns
+            self._link_event = occupy(_LINK, ns, traffic)
             yield self._link_event
+            now = env.now
             until[_LINK], self._link_since = -1, None
             scheduler.loaded(load)
             kind, layer = PREFETCH if load.prefetch else LOAD, self._layers[load.row]
-            held = scheduler.store.total
             add((self._number, event, layer, kind, load.expert, load.first, load.blocks,
-                 start, env.now, ns, held))  # fmt: skip
+                 start, now, ns, scheduler.store.total))  # fmt: skip
 
     def _compute(self, steps: Iterable[Step]) -> Generator[SimEvent, None, None]:
-        env, until, scheduler, add = self._env, self._until, self._scheduler, self._recorder.add
-        occupy, piece_cost, layer_cost = self._occupy, self._piece_cost, self._layer_cost
+        env, until = self._env, self._until
+        scheduler, occupy, add = self._scheduler, self._occupy, self._recorder.add
         step: Step | None = None
+        now = 0
         for event in self._workload.events(steps):
             if event.step is not step:
                 self._close(step)
                 step = event.step
                 self._number += 1
-            layer, start = event.layer, env.now
-            ns, traffic = layer_cost(layer, len(step.rows))
+            layer, start = event.layer, now
+            ns, traffic = self._layer_cost(layer, len(step.rows))
+            if self._idle is not None and scheduler.wants_link:
+                self._wake_link()
             if ns:
-                if self._idle is not None:
-                    self._wake_link()
+                until[_COMPUTE] = now + ns
                 yield occupy(_COMPUTE, ns, traffic)
+                now = env.now
                 of_event = -1 if event.experts is None else scheduler.event + 1
                 add((self._number, of_event, layer, LAYER, -1, 0, 0,
-                     start, env.now, ns, scheduler.store.total))  # fmt: skip
-                if until[_LINK] == env.now:
+                     start, now, ns, scheduler.store.total))  # fmt: skip
+                if until[_LINK] == now:
                     yield Instant(env, _STARTS)
                 until[_COMPUTE] = -1
             if event.experts is None:
                 continue
             scheduler.start(layer, self._workload.tasks(event, self._residents), event.guess)
             while not scheduler.done:
-                if self._idle is not None:
+                if self._idle is not None and scheduler.wants_link:
                     self._wake_link()
-                piece = scheduler.next_compute()
-                if piece is None:
+                while (piece := scheduler.next_compute()) is None:
                     yield self._link_event  # the link, which began to wait first, resumes first
-                    continue
-                ns, traffic = piece_cost(piece)
-                start = env.now
+                    now = env.now
+                ns, traffic = self._piece_cost(piece)
+                start = now
+                until[_COMPUTE] = now + ns
                 yield occupy(_COMPUTE, ns, traffic)
+                now = env.now
                 scheduler.computed(piece)
                 add((self._number, scheduler.event, layer, COMPUTE, piece.task.expert,
                      piece.first, piece.last - piece.first,
-                     start, env.now, ns, scheduler.store.total))  # fmt: skip
-                if until[_LINK] == env.now:
+                     start, now, ns, scheduler.store.total))  # fmt: skip
+                if until[_LINK] == now:
                     yield Instant(env, _STARTS)
                 until[_COMPUTE] = -1
         self._close(step)
 
     def _alone(self, stream: int, ns: int, traffic: int) -> SimEvent:
         """Occupy a stream that shares nothing."""
-        self._until[stream] = self._env.now + ns
         timeout: SimEvent = self._env.timeout(ns)
         return timeout
 
     def _wake_link(self) -> None:
-        """Let the idle link look for work, if there may be some."""
-        if self._scheduler.wants_link and self._idle is not None:
-            self._idle.succeed()
-            self._idle = None
+        """Let the idle link look for work."""
+        assert self._idle is not None
+        self._idle.succeed()
+        self._idle = None
 
     def _close(self, step: Step | None) -> None:
         if step is not None:

@@ -99,7 +99,7 @@ def test_rows_are_handed_on_in_blocks_of_bounded_size() -> None:
         recorder.flush(time + 1, None)
     recorder.flush(200_000, None, always=True)
     assert sum(seen) == 200_000 == recorder.sums.layer
-    assert max(seen) == 65_536
+    assert max(seen) == 8_192
 
 
 def test_a_table_names_the_kinds() -> None:

@@ -7,8 +7,8 @@ and real streams drive the same object:
     scheduler.start(layer, tasks, guess)
     while not scheduler.done:
         load = scheduler.next_load()        # when the link is free; issues it
-        piece = scheduler.next_compute()    # when compute is free; issues it
-        ... and, as they complete, scheduler.loaded(load) and scheduler.computed(piece)
+        task = scheduler.next_compute()     # when compute is free; issues its next piece
+        ... and, as they complete, scheduler.loaded(load) and scheduler.computed(task)
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from crisp.lookahead import Lookahead
 from crisp.model import ModelSpec
 from crisp.policy import Policy
 from crisp.policy.order import draw, drawn, johnson
-from crisp.residency import Eviction, Residency
-from crisp.tasks import Load, Piece, Prefetch, Task
+from crisp.residency import EVENT, Eviction, Residency
+from crisp.tasks import Load, Prefetch, Task
 
 STAGING_EXPERTS = 2  # full experts that transient loads may occupy, apart from the budget
 
@@ -79,11 +79,17 @@ class EventScheduler:
         self.event = event = self.event + 1
         self._row = row = self._rows[layer]
         self._part = part = self.store.part_of_row[row]
-        ahead, base = self.ahead, row * self._experts
+        store, ahead, base = self.store, self.ahead, row * self._experts
+        resident, held, last, count = store.resident, store.held, store.last, store.count
         for task in tasks:
             task.entry = entry = base + task.expert
-            task.have = task.issued = task.low = self.store.touch(entry, part, event)
+            task.have = task.issued = task.low = here = resident[entry]
             task.staged = 0
+            if not held[entry]:
+                store.locked[part] += here
+            held[entry] |= EVENT
+            last[entry] = event
+            count[entry] += 1
             if ahead is not None:
                 task.have, task.staged, late = ahead.claim(entry, task.width)
                 task.issued = task.have
@@ -149,24 +155,26 @@ class EventScheduler:
         elif task.have >= task.width:
             heappush(self._ready, task.rank)
 
-    def next_compute(self) -> Piece | None:
-        """Issue the next computation; compute must be free. None: no task has what it needs."""
+    def next_compute(self) -> Task | None:
+        """Issue the next piece, blocks [ended, started) of the task; compute must be free.
+
+        None: no task has what it needs.
+        """
         ready = self._ready
         if not ready or (self._sequential and ready[0] != self._turn):
             return None
         task = self._tasks[heappop(ready)]
-        first = task.started
-        task.started = last = first + 1 if self._by_block else task.width
-        return Piece(task, first, last)
+        task.started = task.started + 1 if self._by_block else task.width
+        return task
 
-    def computed(self, piece: Piece) -> None:
-        """A computation has ended: its staging blocks are free, and perhaps the event is over."""
-        task = piece.task
-        task.ended = piece.last
-        if task.staged or 0 <= task.transient < task.width:
-            self._free_staging(task, piece.first, piece.last)
-        if task.ended < task.width:
-            if min(task.have, task.width) > task.ended:
+    def computed(self, task: Task) -> None:
+        """Its piece has ended: staging blocks are free, and perhaps the event is over."""
+        last = task.started
+        if task.staged or 0 <= task.transient < last:
+            self._free_staging(task, task.ended, last)
+        task.ended = last
+        if last < task.width:
+            if min(task.have, task.width) > last:
                 heappush(self._ready, task.rank)
             return
         self._turn += 1

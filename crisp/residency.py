@@ -53,16 +53,6 @@ class Residency:
         self.locked = [0] * len(capacity)  # blocks of protected entries
         self.total = sum(self.used)
 
-    def touch(self, entry: int, part: int, event: int) -> int:
-        """An event uses an entry, which protects it and makes it recent; returns its blocks."""
-        resident = self.resident[entry]
-        if not self.held[entry]:
-            self.locked[part] += resident
-        self.held[entry] |= EVENT
-        self.last[entry] = event
-        self.count[entry] += 1
-        return resident
-
     def release_all(self, entries: Iterable[int], part: int) -> None:
         """An event has ended: it protects its entries no longer."""
         for entry in entries:

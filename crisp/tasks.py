@@ -1,4 +1,4 @@
-"""What an event consists of: tasks, the loads that bring their blocks, the pieces computed."""
+"""What an event consists of: tasks, and the loads that bring their blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Task:
     """One expert of one event: loaded once at its widest, computed for each row at its own width.
 
     The scheduler keeps its progress here: blocks [0, have) are on the device, [0, issued) are there
-    or on the way, [0, started) are computed or being computed, [0, ended) are computed. Of them
+    or on the way, [0, ended) are computed, and [ended, started) are being computed: one piece. Of them
     [0, low) were in the budget when the event started, [low, low + staged) wait in the prefetch
     staging, and [transient, width) pass through the staging buffer (-1: not placed yet).
     """
@@ -82,12 +82,3 @@ class Prefetch(Load):
         super().__init__(row, expert, first, 1, evicted, None)
         self.staged = staged
         self.unwanted = False  # staged, and its event started without asking for it
-
-
-class Piece:
-    """One computation: blocks [first, last) of a task, for all its rows."""
-
-    __slots__ = ("first", "last", "task")
-
-    def __init__(self, task: Task, first: int, last: int) -> None:
-        self.task, self.first, self.last = task, first, last

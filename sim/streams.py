@@ -15,7 +15,7 @@ from simpy.events import Event as SimEvent
 from crisp.event import EventScheduler
 from crisp.hardware import CostModel
 from crisp.model import ModelSpec
-from crisp.tasks import Piece
+from crisp.tasks import Task
 from crisp.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
 from crisp.workload import Step, Workload
 from sim.memory import SharedMemory
@@ -101,48 +101,55 @@ class Streams:
         env, until = self._env, self._until
         scheduler, occupy, add = self._scheduler, self._occupy, self._recorder.add
         step: Step | None = None
-        now = 0
+        now = 0  # runs ahead of SimPy's clock while the link sleeps: nobody looks at it then
         for event in self._workload.events(steps):
             if event.step is not step:
-                self._close(step)
+                self._close(step, now)
                 step = event.step
                 self._number += 1
             layer, start = event.layer, now
             ns, traffic = self._layer_cost(layer, len(step.rows))
-            if self._idle is not None and scheduler.wants_link:
+            if self._idle is not None and not scheduler.wants_link:
+                now += ns
+            elif ns:
                 self._wake_link()
-            if ns:
                 until[_COMPUTE] = now + ns
                 yield occupy(_COMPUTE, ns, traffic)
                 now = env.now
-                of_event = -1 if event.experts is None else scheduler.event + 1
-                add((self._number, of_event, layer, LAYER, -1, 0, 0,
-                     start, now, ns, scheduler.store.total))  # fmt: skip
                 if until[_LINK] == now:
                     yield Instant(env, _STARTS)
                 until[_COMPUTE] = -1
+            of_event = -1 if event.experts is None else scheduler.event + 1
+            add((self._number, of_event, layer, LAYER, -1, 0, 0,
+                 start, now, ns, scheduler.store.total))  # fmt: skip
             if event.experts is None:
                 continue
             scheduler.start(layer, self._workload.tasks(event, self._residents), event.guess)
+            if scheduler.wants_link and env.now < now:
+                yield env.timeout(now - env.now)
             while not scheduler.done:
-                if self._idle is not None and scheduler.wants_link:
+                if scheduler.wants_link:
                     self._wake_link()
-                while (piece := scheduler.next_compute()) is None:
+                while (task := scheduler.next_compute()) is None:
                     yield self._link_event  # the link, which began to wait first, resumes first
                     now = env.now
-                ns, traffic = self._piece_cost(piece)
+                first, last = task.ended, task.started
+                ns, traffic = self._piece_cost(task, first, last)
                 start = now
-                until[_COMPUTE] = now + ns
-                yield occupy(_COMPUTE, ns, traffic)
-                now = env.now
-                scheduler.computed(piece)
-                add((self._number, scheduler.event, layer, COMPUTE, piece.task.expert,
-                     piece.first, piece.last - piece.first,
-                     start, now, ns, scheduler.store.total))  # fmt: skip
-                if until[_LINK] == now:
-                    yield Instant(env, _STARTS)
-                until[_COMPUTE] = -1
-        self._close(step)
+                if self._idle is not None and not scheduler.wants_link:
+                    now += ns
+                else:
+                    until[_COMPUTE] = now + ns
+                    yield occupy(_COMPUTE, ns, traffic)
+                    now = env.now
+                    if until[_LINK] == now:
+                        yield Instant(env, _STARTS)
+                    until[_COMPUTE] = -1
+                scheduler.computed(task)
+                add((self._number, scheduler.event, layer, COMPUTE, task.expert, first,
+                     last - first, start, now, ns, scheduler.store.total))  # fmt: skip
+        self._close(step, now)
+        yield env.timeout(now - env.now)
 
     def _alone(self, stream: int, ns: int, traffic: int) -> SimEvent:
         """Occupy a stream that shares nothing."""
@@ -150,23 +157,22 @@ class Streams:
         return timeout
 
     def _wake_link(self) -> None:
-        """Let the idle link look for work."""
-        assert self._idle is not None
-        self._idle.succeed()
-        self._idle = None
+        """Let the link look for work, if it sleeps."""
+        if self._idle is not None:
+            self._idle.succeed()
+            self._idle = None
 
-    def _close(self, step: Step | None) -> None:
+    def _close(self, step: Step | None, now: int) -> None:
         if step is not None:
-            self._log.add(step, self._env.now)
-            self._recorder.flush(self._env.now, self._link_since)
+            self._log.add(step, now)
+            self._recorder.flush(now, self._link_since)
 
     def _residents(self, layer: int) -> Sequence[int]:
         start = self._layers.index(layer) * self._experts
         return self._scheduler.store.resident[start : start + self._experts]
 
-    def _piece_cost(self, piece: Piece) -> tuple[int, int]:
-        first, last = piece.first, piece.last
-        key = first, last, piece.task.neurons(first, last, self._upto)
+    def _piece_cost(self, task: Task, first: int, last: int) -> tuple[int, int]:
+        key = first, last, task.neurons(first, last, self._upto)
         cost = self._piece_costs.get(key)
         if cost is None:
             cost = self._cost.compute(*key), self._cost.compute_traffic(first, last)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crisp.tasks import Load, Piece
+from crisp.tasks import Load, Task
 from crisp.workload import union
 from tests.sim.test_against_oracle import toys
 from tests.sim.toys import Toy
@@ -35,7 +35,7 @@ def drive(toy: Toy, link_first: st.DataObject | bool) -> Decisions:
 
 def _run_event(scheduler: Any, decisions: Decisions, link_first: st.DataObject | bool) -> None:
     load: Load | None = None
-    piece: Piece | None = None
+    piece: Task | None = None
     while not scheduler.done:
         if load is None:
             load = scheduler.next_load()
@@ -82,7 +82,7 @@ def test_the_widest_is_loaded_and_computed_first() -> None:
         loads.append((load.expert, load.blocks))
         scheduler.loaded(load)
     assert loads == [(1, 4), (2, 2), (0, 1)]
-    assert [scheduler.next_compute().task.expert for _ in range(3)] == [1, 2, 0]
+    assert [scheduler.next_compute().expert for _ in range(3)] == [1, 2, 0]
 
 
 def test_a_third_transient_load_waits_for_the_staging_buffer() -> None:

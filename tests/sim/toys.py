@@ -14,7 +14,7 @@ from crisp.model import ModelSpec
 from crisp.policy import Budget, Cache, Order, Policy, Prefetch
 from crisp.policy.order import draw
 from crisp.policy.width import Full
-from crisp.tasks import Piece
+from crisp.tasks import Task
 from crisp.timeline import COLUMNS, COMPUTE, LAYER, PREFETCH, Recorder, Rows, StepLog
 from crisp.trace import Header, RoutingTrace
 from crisp.workload import Workload, chosen_rows, plan
@@ -96,8 +96,8 @@ class Watched(EventScheduler):
         super().__init__(*args, **options)
         self.residency: list[dict[tuple[int, int], int]] = []
 
-    def computed(self, piece: Piece) -> None:
-        super().computed(piece)
+    def computed(self, task: Task) -> None:
+        super().computed(task)
         if self.done:
             self.residency.append(residents(self))
 

@@ -6,19 +6,32 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from crisp.profile import COLD, HOT, WARM, Profile, tiers
 from crisp.trace.file import RoutingTrace
 
 ALPHA, BETA, WARM_WIDTH = Fraction(6, 10), Fraction(9, 10), Fraction(1, 2)  # paper, section 3.3
 TOP, BOTTOM = 25, 29  # percent of the combinations, as in the paper's Figure 3
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 _STEP = 1 << 12  # rows looked at together
+_TIERS = (0, 1, 2)  # HOT, WARM, COLD
+
+
+class Counts(Protocol):
+    """How often experts and combinations occur: a `crisp.profile.Profile`."""
+
+    @property
+    def expert_counts(self) -> Ints:
+        """[layers, experts]."""
+
+    @property
+    def pair_counts(self) -> Ints:
+        """[layers, experts, experts]: combinations (i, j), at i < j only."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +90,11 @@ class Description:
         }
 
 
-def describe(trace: RoutingTrace, profile: Profile) -> Description:
-    """The facts of ``trace``, whose counts are ``profile``; tiers are those of the trace itself."""
+def describe(trace: RoutingTrace, counts: Counts, tiers: npt.NDArray[np.uint8]) -> Description:
+    """The facts of ``trace``, given its own counts, and the tiers for ALPHA and BETA from these.
+
+    ``tiers`` is [layers, experts, experts]: 0 HOT, 1 WARM, 2 COLD (`crisp.profile.tiers`).
+    """
     _, starts, ends = trace.sequences()
     lengths = np.quantile(ends - starts, (0, 0.25, 0.5, 0.75, 1), method="nearest")
     first = trace.position[starts]
@@ -97,7 +113,7 @@ def describe(trace: RoutingTrace, profile: Profile) -> Description:
         token=trace.token is not None,
         combinations=math.comb(trace.header.n_experts, 2),
         max_entropy_bits=math.log2(trace.header.n_experts),
-        layers=_layers(trace, profile),
+        layers=_layers(trace, counts, tiers),
     )
 
 
@@ -106,47 +122,47 @@ def percent_of(percent: int, n: int) -> int:
     return (percent * n + 50) // 100
 
 
-def sorted_shares(counts: npt.NDArray[np.int64]) -> Floats:
+def sorted_shares(counts: Ints) -> Floats:
     """Shares, falling, of the counts in the last axis (at least one of them is not 0)."""
     shares: Floats = -np.sort(-counts, axis=-1) / counts.sum(axis=-1, keepdims=True)
     return shares
 
 
-def pair_shares(profile: Profile, layer: int) -> Floats | None:
+def pair_shares(counts: Counts, layer: int) -> Floats | None:
     """Shares, falling, of all possible combinations of a layer; None where it has none (top-1)."""
-    counts = profile.pair_counts[layer][np.triu_indices(profile.pair_counts.shape[1], 1)]
-    return sorted_shares(counts) if counts.any() else None
+    pairs = counts.pair_counts[layer][np.triu_indices(counts.pair_counts.shape[1], 1)]
+    return sorted_shares(pairs) if pairs.any() else None
 
 
-def _layers(trace: RoutingTrace, profile: Profile) -> tuple[Layer, ...]:
+def _layers(trace: RoutingTrace, counts: Counts, tiers: npt.NDArray[np.uint8]) -> tuple[Layer, ...]:
     pairs = np.triu_indices(trace.header.n_experts, 1)
-    n, tier = len(pairs[0]), tiers(profile, ALPHA, BETA)
+    n = len(pairs[0])
     overlap, chance = _overlap(trace)
     layers = []
     for layer in trace.moe_layers:
-        shares = pair_shares(profile, layer)
-        experts = sorted_shares(profile.expert_counts[layer])
+        shares = pair_shares(counts, layer)
+        experts = sorted_shares(counts.expert_counts[layer])
         used = experts[experts > 0]
         facts: dict[str, Any] = dict.fromkeys(
             ("top", "bottom", "tier_combinations", "tier_activations", "saving")
         )
         if shares is not None:
-            counts, of = profile.pair_counts[layer][pairs], tier[layer][pairs]
-            taken = [int(counts[of == t].sum()) for t in (HOT, WARM, COLD)]
+            own, tier = counts.pair_counts[layer][pairs], tiers[layer][pairs]
+            taken = [int(own[tier == t].sum()) for t in _TIERS]
             # Eq. 4 for any k: every activation reads an expert, but the second of a combination
             # reads WARM_WIDTH of it (WARM) or nothing (COLD).
             spared = taken[1] * (1 - WARM_WIDTH) + taken[2]
             facts = {
                 "top": float(shares[: percent_of(TOP, n)].sum()),
                 "bottom": float(shares[n - percent_of(BOTTOM, n) :].sum()),
-                "tier_combinations": tuple(float((of == t).mean()) for t in (HOT, WARM, COLD)),
+                "tier_combinations": tuple(float((tier == t).mean()) for t in _TIERS),
                 "tier_activations": tuple(count / sum(taken) for count in taken),
-                "saving": float(spared / int(profile.expert_counts[layer].sum())),
+                "saving": float(spared / int(counts.expert_counts[layer].sum())),
             }
         layers.append(
             Layer(
                 layer=layer,
-                entropy_bits=float(-(used * np.log2(used)).sum()),
+                entropy_bits=float(0 - (used * np.log2(used)).sum()),
                 overlap=None if np.isnan(overlap[layer]) else float(overlap[layer]),
                 chance=None if np.isnan(chance[layer]) else float(chance[layer]),
                 experts=tuple(experts.tolist()),

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib import metadata as distribution
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from crisp import TOOL
 from crisp.errors import CrispError
 from crisp.files import atomic
 from crisp.trace import check, store
@@ -24,14 +24,7 @@ VERSION = 1
 _FORMAT = "crisp-trace"
 _STEP = 1 << 12  # rows copied or hashed at a time
 
-Rows = slice | npt.NDArray[np.integer[Any]]
-
-
-def _tool() -> str:
-    try:
-        return f"crisp-moe {distribution.version('crisp-moe')}"
-    except distribution.PackageNotFoundError:  # run from a checkout that is not installed
-        return "crisp-moe"
+Rows = slice | npt.NDArray[np.integer[Any] | np.bool_]
 
 
 def _now() -> str:
@@ -55,7 +48,7 @@ class Header:
     spec: dict[str, Any] | None = None  # ModelSpec.to_dict() of the traced model
     note: str | None = None
     version: int = VERSION
-    tool: str = field(default_factory=_tool)
+    tool: str = TOOL
     time: str = field(default_factory=_now)
 
     def to_metadata(self) -> dict[str, str]:
@@ -143,7 +136,7 @@ class RoutingTrace:
         return {name: array for name, array in arrays.items() if array is not None}
 
     def select(self, rows: Rows) -> RoutingTrace:
-        """The trace of some rows: views for a slice, copies for an array of (rising) indices."""
+        """The trace of some rows: views for a slice, copies for a mask or rising indices."""
         chosen = {name: array[rows] for name, array in self.tensors().items()}
         return RoutingTrace(header=self.header, **chosen)
 

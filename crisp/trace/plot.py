@@ -8,8 +8,7 @@ import numpy as np
 
 from crisp.errors import CrispError
 from crisp.files import atomic
-from crisp.profile import Profile
-from crisp.trace.describe import ALPHA, BETA, Description, pair_shares
+from crisp.trace.describe import ALPHA, BETA, Counts, Description, pair_shares
 
 FORMATS = (".png", ".pdf", ".svg")
 _FEW = 150  # more combinations than these are drawn as one area, not as bars
@@ -18,7 +17,7 @@ _SHADES = ("#fbe3cd", "#fdf4e3", "#eef2f6")
 _BARS, _CURVE = "#3b6ea5", "#b5452c"
 
 
-def draw(path: Path, described: Description, profile: Profile) -> None:
+def draw(path: Path, described: Description, counts: Counts) -> None:
     """Draw the combinations' shares of activations, most frequent first, and their running sum.
 
     Every MoE layer is sorted on its own; lines and bars are means over layers, bands reach from the
@@ -33,7 +32,7 @@ def draw(path: Path, described: Description, profile: Profile) -> None:
     if not layers:
         raise CrispError(f"--plot {path}: top-1 routing has no combinations to draw")
     n = described.combinations
-    shares = np.array([pair_shares(profile, layer.layer) for layer in layers]) * 100  # [layers, n]
+    shares = np.array([pair_shares(counts, layer.layer) for layer in layers]) * 100  # [layers, n]
     running = np.hstack([np.zeros((len(shares), 1)), shares.cumsum(axis=1)])
     edges = np.linspace(0, 100, n + 1)  # of the combinations, in percent of them
     ends = 100 * np.cumsum([layer.tier_combinations for layer in layers], axis=1).mean(axis=0)

@@ -22,6 +22,7 @@ from crisp.trace.readers import KEYS, Table, open_table
 from crisp.trace.survey import Ints, Plan, Progress, Survey, keys, place, plan, runs, survey
 
 _UNKNOWN = 255  # a phase not yet seen
+_STEP = 1 << 12  # rows filled together
 
 
 @dataclass(frozen=True)
@@ -62,37 +63,36 @@ def import_table(
         n_experts, n_layers = spec.n_experts, spec.n_layers
     if n_experts is None or n_layers is None or n_experts < 1 or n_layers < 1:
         raise CrispError("import: expected a model, or at least 1 expert and 1 layer")
-    table = open_table(path)
-    found = survey(table, n_layers, lambda share: progress(share / 2))
-    if spec is not None:
-        _fits(table, found, spec)
-    planned = plan(table, found, drop_incomplete)
-    header = Header(
-        n_experts=n_experts,
-        top_k=found.k,
-        ordered=not unordered,
-        origin="imported",
-        model=None if spec is None else spec.name,
-        config_hash=None if spec is None else spec.config_hash,
-        spec=None if spec is None else spec.to_dict(),
-        dataset=dataset,
-        tokenizer=tokenizer,
-        note=f"imported from {path.name}",
-    )
-    rows, shape = planned.sequence.shape, (len(planned.sequence), n_layers, found.k)
-    layout: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
-        "experts": (np.int16, shape),
-        "sequence": (np.int32, rows),
-        "position": (np.int32, rows),
-        "phase": (np.uint8, rows),
-    }
-    if table.weights:
-        layout["weights"] = (np.float16, shape)
-    with atomic(out) as temporary:
+    with atomic(out) as temporary:  # first of all: it refuses a folder that is not there
+        table = open_table(path)
+        found = survey(table, n_layers, lambda share: progress(share / 2))
+        if spec is not None:
+            _fits(table, found, spec)
+        planned = plan(table, found, drop_incomplete)
+        header = Header(
+            n_experts=n_experts,
+            top_k=found.k,
+            ordered=not unordered,
+            origin="imported",
+            model=None if spec is None else spec.name,
+            config_hash=None if spec is None else spec.config_hash,
+            spec=None if spec is None else spec.to_dict(),
+            dataset=dataset,
+            tokenizer=tokenizer,
+            note=f"imported from {path.name}",
+        )
+        rows, shape = planned.sequence.shape, (len(planned.sequence), n_layers, found.k)
+        layout: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
+            "experts": (np.int16, shape),
+            "sequence": (np.int32, rows),
+            "position": (np.int32, rows),
+            "phase": (np.uint8, rows),
+        }
+        if table.weights:
+            layout["weights"] = (np.float16, shape)
         mapped = store.create(temporary, header.to_metadata(), layout)
         trace = RoutingTrace(header=header, **mapped.arrays)
         trace.sequence[:], trace.position[:] = planned.sequence, planned.position
-        trace.experts[:, ~found.layers] = -1
         resorted = _fill(
             table, found, planned, trace, mapped, lambda share: progress(0.5 + share / 2)
         )
@@ -135,6 +135,10 @@ def _fill(
     phased = ["phase"] if "phase" in table.names else []
     experts_out = trace.experts.reshape(-1, k)
     weights_out = None if trace.weights is None else trace.weights.reshape(-1, k)
+    dense = ~found.layers
+    for start in range(0, trace.rows if dense.any() else 0, _STEP):
+        trace.experts[start : start + _STEP, dense] = -1
+        mapped.release()
     resorted = 0
     for batch, share in table.batches([*KEYS, *table.experts, *table.weights, *phased]):
         key = keys(table, batch)

@@ -1,0 +1,90 @@
+"""Everything a trace promises about its rows, broken one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from crisp.errors import CrispError
+from crisp.trace import check
+
+# The fixture's trace: 12 rows, 3 layers, top-2 of 8; sequences 5, 7, 9 of 4 rows; positions 7 to
+# 10, the first two of each prefill. So row 6 is sequence 7, position 9, decode.
+PLACE = "row 6 (sequence 7, position 9)"
+
+
+@pytest.mark.parametrize("entries", [1 << 20, 1])  # all rows at once, or one row at a time
+@pytest.mark.parametrize(
+    ("tensor", "index", "value", "message"),
+    [
+        ("experts", (6, 1, 0), 8, f"{PLACE}, layer 1: expert 8 found; expected 0 to 7"),
+        ("experts", (6, 1, 1), -2, f"{PLACE}, layer 1: expert -2 found; expected 0 to 7"),
+        ("experts", (6, 1), [3, 3], f"{PLACE}, layer 1: experts [3, 3]; 3 twice"),
+        ("experts", (6, 1), [-1, 3], f"{PLACE}, layer 1: experts [-1, 3]; absent ones (-1) must"),
+        ("guess", (6, 2, 0), 9, f"{PLACE}, layer 2: guessed expert 9 found; expected 0 to 7"),
+        ("guess", (6, 2), [4, 4], f"{PLACE}, layer 2: guessed experts [4, 4]; 4 twice"),
+        ("weights", (6, 1, 0), np.nan, f"{PLACE}, layer 1: weight nan found; expected a finite"),
+        ("weights", (6, 1, 1), np.inf, f"{PLACE}, layer 1: weight inf found; expected a finite"),
+        ("weights", (6, 1, 1), -0.5, f"{PLACE}, layer 1: weight -0.5 found; expected a finite"),
+        ("weights", (6, 1), [0.25, 0.5], f"{PLACE}, layer 1: weights [0.25, 0.5] rise"),
+        ("phase", 6, 2, f"{PLACE}: phase 2 found; expected 0 (prefill) or 1 (decode)"),
+        ("phase", 5, 1, f"{PLACE}: prefill after decode"),
+        ("position", 6, 11, "row 6 (sequence 7, position 11): comes after position 8; positions"),
+        ("position", 6, 8, "row 6 (sequence 7, position 8): comes after position 8; positions"),
+        ("position", 0, -1, "row 0 (sequence 5, position -1): position is negative"),
+        ("sequence", 0, -1, "row 0 (sequence -1, position 7): sequence is negative"),
+        ("sequence", slice(8, 12), 3, "row 8 (sequence 3, position 7): comes after sequence 7"),
+    ],
+)
+def test_a_broken_row_is_named(
+    make, monkeypatch, entries: int, tensor: str, index, value, message: str
+) -> None:
+    trace = make(guess=make(seed=1).experts)
+    if message.endswith("decode"):
+        trace.phase[6] = 0
+    getattr(trace, tensor)[index] = value
+    monkeypatch.setattr(check, "_ENTRIES", entries)
+    with pytest.raises(CrispError) as caught:
+        check.validate(trace, "t")
+    assert str(caught.value).startswith(f"t: {message}")
+
+
+def test_rising_weights_are_fine_where_no_order_is_claimed(make) -> None:
+    trace = make(header={"ordered": False})
+    trace.weights[6, 1] = [0.25, 0.5]
+    check.validate(trace, "t")
+
+
+def test_what_is_allowed(make) -> None:
+    trace = make(guess=make(seed=1).experts)
+    trace.experts[:, 0] = -1  # a dense layer
+    trace.experts[3, 1, 1] = -1  # an absent expert ...
+    trace.weights[3, 1] = [0.25, 0.5]  # ... whose weight means nothing
+    trace.guess[:, :2] = -1
+    trace.weights[4, 1] = [0.25, 0.25]
+    trace.weights[5, 1] = [0.0, -0.0]
+    trace.phase[:] = 0
+    check.validate(trace, "t")
+
+
+def test_absent_weights_must_still_be_numbers(make) -> None:
+    trace = make()
+    trace.experts[3, 1, 1] = -1
+    trace.weights[3, 1, 1] = np.nan
+    with pytest.raises(CrispError, match="weight nan"):
+        check.validate(trace, "t")
+
+
+def test_every_pair_of_ranks_is_compared(make) -> None:
+    for first in range(4):
+        for second in range(first):
+            trace = make(k=4)
+            trace.experts[2, 2, first] = trace.experts[2, 2, second]
+            with pytest.raises(CrispError, match="twice"):
+                check.validate(trace, "t")
+
+
+def test_missing_optional_tensors_are_fine(make) -> None:
+    check.validate(dataclasses.replace(make(), weights=None), "t")

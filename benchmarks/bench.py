@@ -90,7 +90,10 @@ def seconds(work: Callable[[], None]) -> float:
 def peak_mb(tokens: int) -> float:
     """Peak memory of a process that simulates so many tokens, timeline to a file."""
     done = subprocess.run(
-        [sys.executable, __file__, "--peak", str(tokens)], check=True, capture_output=True, text=True
+        [sys.executable, __file__, "--peak", str(tokens)],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return float(done.stdout)
 

@@ -11,8 +11,8 @@ class Task:
     """One expert of one event: loaded once at its widest, computed for each row at its own width.
 
     The scheduler keeps its progress here: blocks [0, have) are on the device, [0, issued) are there
-    or on the way, [0, ended) are computed, and [ended, started) are being computed: one piece. Of them
-    [0, low) were in the budget when the event started, [low, low + staged) wait in the prefetch
+    or on the way, [0, ended) are computed, and the piece [ended, started) is being computed. Of
+    them, [0, low) were in the budget when the event began, [low, low + staged) wait in the prefetch
     staging, and [transient, width) pass through the staging buffer (-1: not placed yet).
     """
 

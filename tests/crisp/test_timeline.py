@@ -32,7 +32,9 @@ def test_makespan_equals_brute_force(events: list[Jobs]) -> None:
     assert makespan(jobs[:, 0], jobs[:, 1], of) == best
 
 
-def row(kind: int, start: int, end: int, event: int = 0, expert: int = 0, **other: int) -> list[int]:
+def row(
+    kind: int, start: int, end: int, event: int = 0, expert: int = 0, **other: int
+) -> list[int]:
     values = {"kind": kind, "start_ns": start, "end_ns": end, "alone_ns": end - start,
               "event": event, "expert": expert, "blocks": 1} | other  # fmt: skip
     return [values.get(name, 0) for name in COLUMNS]

@@ -169,7 +169,7 @@ def test_conditions_that_are_refused(conditions: dict[str, Any], message: str) -
 def test_a_run_file_of_something_else_is_refused(tmp_path: Path) -> None:
     for content in ("{}", "[1]", "nonsense", '{"version": 99}'):
         (tmp_path / "x.json").write_text(content)
-        with pytest.raises(CrispError, match="x.json: "):
+        with pytest.raises(CrispError, match=r"x\.json: "):
             runs.load(tmp_path / "x.json")
     with pytest.raises(CrispError, match="cannot be read"):
         runs.load(tmp_path / "missing.json")

@@ -1,0 +1,55 @@
+"""The commands, and the options that come before them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import crisp
+from crisp.cli import trace
+from crisp.cli.capture import capture
+from crisp.cli.demo import demo
+from crisp.cli.explain import explain
+from crisp.cli.simulate import simulate
+from crisp.errors import nearest
+
+
+class Group(TyperGroup):
+    """Commands, of which the nearest is named when an unknown one was asked for."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command called ``args[0]``."""
+        if args[0] not in self.commands:
+            raise nearest(args[0], self.commands, "command")
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=Group,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command()(demo)
+app.command()(simulate)
+app.command()(explain)
+app.add_typer(trace.app, name="trace", cls=Group, short_help="Traces: look, import, capture.")
+trace.app.command()(capture)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(crisp.TOOL)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Say which, and exit."),
+    ] = False,
+) -> None:
+    """Explore offline how an MoE model runs when its experts do not fit into device memory."""

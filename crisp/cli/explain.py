@@ -1,0 +1,185 @@
+"""``crisp explain``: where the time of a run went, and which bound is near."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+if TYPE_CHECKING:
+    from crisp.run import Run
+
+_NEAR = 0.9  # of the time: a bound that explains this much of it is the one to mind
+
+
+class Account(NamedTuple):
+    """The time of one token, in ms: its parts, and what it could not be less than."""
+
+    total: float
+    waits: float  # compute idle: blocks of the event's tasks are not there
+    experts: float
+    layers: float  # router, attention and what else is not a routed expert
+    io: float  # bytes over bandwidth
+    order: float  # the best order of each event's tasks, at the same residency
+    compute: float  # all that is computed, undisturbed: nothing had to be loaded
+    memory: float | None  # all bytes moved over the bandwidth of a memory that both streams share
+
+    def share(self, part: float) -> float:
+        """A part in percent of the total."""
+        return 100 * part / self.total if self.total else 0.0
+
+    def gain(self, bound: float) -> str:
+        """What reaching a bound would save at most, in percent."""
+        return f"{max(0.0, 100 - self.share(bound)):.0f} %"
+
+    @property
+    def near(self) -> str:
+        """Which bound is near: compute, bytes, memory or order; else none."""
+        bounds = (
+            ("compute", self.compute),
+            ("bytes", self.io),
+            ("memory", self.memory or 0.0),
+            ("order", self.order),
+        )
+        return next((name for name, ms in bounds if ms >= _NEAR * self.total), "none")
+
+
+_ADVICE = {
+    "compute": ["loading is nearly hidden: narrower widths or a faster processor would help"],
+    "bytes": [
+        "at this residency only fewer bytes help: a larger budget, narrower widths, fewer bits"
+    ],
+    "memory": [
+        "loads and computations share one memory, and it is busy: no overlap helps, only fewer",
+        "bytes, or experts that are used where they lie instead of copied",
+    ],
+    "order": [
+        "no order within an event does much better; fewer bytes would help, or overlap between",
+        "layers: a prefetcher that guesses well",
+    ],
+    "none": ["no stream is busy all the time: overlap would help"],
+}
+_SHARED = ["link and compute share one memory and slow each other down: fewer bytes help both"]
+
+
+def account(run: Run) -> Account:
+    """The account of a run; its first three parts add up to the total."""
+
+    def value(name: str) -> float:
+        return float(run.metrics[name] or 0)
+
+    experts, layers = value("compute_ms_per_token"), value("layer_ms_per_token")
+    return Account(
+        total=value("total_ns") / value("tokens") / 1e6,
+        waits=value("stall_ms_per_token"),
+        experts=experts,
+        layers=layers,
+        io=value("io_bound_ms_per_token"),
+        order=value("order_bound_ms_per_token"),
+        compute=float(run.metrics.get("compute_bound_ms_per_token") or experts + layers),
+        memory=run.metrics.get("memory_bound_ms_per_token"),
+    )
+
+
+def explain(
+    file: Annotated[Path, typer.Argument(metavar="RUN.JSON", help="What --json wrote.")],
+    run: Annotated[
+        int | None, typer.Option(help="Which run of a list, from 1.  [default: all, a line each]")
+    ] = None,
+) -> None:
+    """Say where the time of a run went, and which bound is near."""
+    from crisp.errors import CrispError
+    from crisp.run import load
+
+    runs = load(file)
+    if run is not None and not 1 <= run <= len(runs):
+        raise CrispError(f"--run {run}: {file} holds {len(runs)} runs, counted from 1")
+    if run is not None or len(runs) == 1:
+        number = run or 1
+        print("\n".join(one_run(runs[number - 1], f"run {number} of {len(runs)}")))
+    else:
+        print("\n".join(all_runs(runs, file)))
+
+
+def one_run(run: Run, which: str) -> list[str]:
+    """The account of a run in a few lines."""
+    parts = account(run)
+    settings, metrics = run.settings, run.metrics
+    model, unified = settings["model"], settings["hardware"]["kind"] == "unified"
+    lines = [
+        f"{which}: {_name(run)}; {model['name']}, {model['n_layers']} layers, "
+        f"phase {settings['phase']}, batch {settings['batch']}",
+        f"{parts.total:.3f} ms a token:",
+        _line(parts, parts.waits, "compute waits for loads"),
+        _line(parts, parts.experts, "computing experts"),
+        _line(parts, parts.layers, "router, attention and all else"),
+        "bounds:",
+        _line(parts, parts.io, f"bytes: {_megabytes(run)} a token at the link's bandwidth"),
+        _line(parts, parts.compute, "compute: all experts at hand"),
+        _line(parts, parts.order, "order: each event's tasks in their best order"),
+    ]
+    if parts.memory is not None:
+        lines.append(_line(parts, parts.memory, "memory: all that both streams move"))
+    lines += [
+        f"link busy {_percent(metrics['link_busy'])}, compute {_percent(metrics['compute_busy'])}; "
+        f"near bound: {parts.near}",
+        *(_SHARED if unified and parts.near == "none" else _ADVICE[parts.near]),
+    ]
+    if not unified:  # there what one stream gains the other may lose
+        lines.append(
+            f"at most: a better order gains {parts.gain(parts.order)}, perfect overlap between "
+            f"layers {parts.gain(max(parts.io, parts.compute))}, loading nothing "
+            f"{parts.gain(parts.compute)}"
+        )
+    return lines
+
+
+def all_runs(runs: list[Run], file: Path) -> list[str]:
+    """A line for each run."""
+    from crisp.cli.tables import aligned, numbers
+
+    accounts = [account(run) for run in runs]
+    heads = ["run", "policy", "budget", "hardware", "ms/token"]
+    columns = [
+        [str(number) for number in range(1, len(runs) + 1)],
+        [run.settings["policy"]["name"] for run in runs],
+        [run.settings["budget"]["asked"] for run in runs],
+        [run.settings["hardware"]["name"] for run in runs],
+        numbers([parts.total for parts in accounts]),
+    ]
+    for head, part in (("waits %", "waits"), ("experts %", "experts"), ("other %", "layers")):
+        heads.append(head)
+        columns.append([f"{parts.share(getattr(parts, part)):.0f}" for parts in accounts])
+    lines = [f"  {line}" for line in aligned([*heads], columns, text=4)]
+    near = ["near bound", *(parts.near for parts in accounts)]
+    width = max(map(len, lines))
+    return [
+        *(f"{line:<{width}}  {bound}" for line, bound in zip(lines, near, strict=True)),
+        "",
+        "waits: compute idle until blocks arrive; other: router, attention and all else",
+        f"a bound is near from {100 * _NEAR:.0f} % of the time on: bytes over bandwidth, computing "
+        "alone, memory that",
+        "link and compute share, or each event's tasks in their best order",
+        f"More of one: crisp explain {file} --run 1",
+    ]
+
+
+def _line(parts: Account, part: float, what: str) -> str:
+    return f"  {part:10.3f} ms  {parts.share(part):3.0f} %  {what}"
+
+
+def _name(run: Run) -> str:
+    settings = run.settings
+    policy, hardware = settings["policy"]["name"], settings["hardware"]["name"]
+    return f"{policy} at {settings['budget']['asked']} on {hardware}"
+
+
+def _megabytes(run: Run) -> str:
+    from crisp.units import show_bytes
+
+    return show_bytes(float(run.metrics["bytes_per_token"] or 0))
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f} %"

@@ -1,0 +1,94 @@
+"""The ``crisp`` command: how everything that goes wrong is said.
+
+The commands are imported inside, so that Ctrl-C is answered from the first moment on.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn, cast
+
+from crisp.errors import CrispError, InvariantError
+
+USAGE, FAULT, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141  # exit codes
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0, or 2 after a user's mistake, told in one line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    code = _guarded(given)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has what they wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = BROKEN_PIPE
+    sys.exit(code)
+
+
+def _guarded(given: list[str]) -> int:
+    """The exit code of a command; whatever went wrong has been said."""
+    try:
+        return _run(given)
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except CrispError as error:
+        return _say(f"error: {error}", USAGE)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _say(f"error: {where}{error.strerror or error}", USAGE)
+    except InvariantError as error:
+        command_line = shlex.join(["crisp", *given])
+        return _say(
+            f"error: a fault of crisp, not of your input: {error}; please report it, with the "
+            f"command: {command_line}",
+            FAULT,
+        )
+
+
+def _run(given: list[str]) -> int:
+    """Find the command and do it."""
+    import typer
+
+    from crisp.cli.app import app
+
+    # click's UsageError, which typer does not export
+    usage_error = cast(type[Exception], typer.BadParameter.__mro__[1])
+    try:
+        command = typer.main.get_command(app)
+        with command.make_context("crisp", given or ["--help"]) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except usage_error as error:
+        raise CrispError(_usage(error)) from error
+    return 0
+
+
+def _say(line: str, code: int) -> int:
+    print(" ".join(line.split()), file=sys.stderr)
+    return code
+
+
+def _usage(error: Any) -> str:
+    """A wrong command line in one line: what was found, what is near, where to read on."""
+    context = error.ctx
+    message = str(error.format_message()).rstrip(".")
+    message = message[:1].lower() + message[1:]
+    if context is None:
+        return message
+    if type(error).__name__ == "NoSuchOption":
+        unknown = error.option_name
+        known = [name for parameter in context.command.params for name in parameter.opts]
+        close = difflib.get_close_matches(unknown, known, n=1, cutoff=0.5)
+        hint = f"; did you mean '{close[0]}'?" if close else ";"
+        message = f"unknown option '{unknown}'{hint}"
+    else:
+        message += ";"
+    return f"{message} see '{context.command_path} --help'"

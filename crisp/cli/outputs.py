@@ -1,0 +1,99 @@
+"""The files that a run is asked for: checked before it, complete or absent after it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import crisp.run
+from crisp.cli.cells import Cell
+from crisp.errors import CrispError
+from crisp.perfetto import perfetto
+from crisp.plots import check_format, few_events, gantt
+from crisp.run import Run
+from crisp.sinks import Window, parquet
+from crisp.timeline import STEP, Sink
+
+STDOUT = "-"
+_PLOTTED_STEP = 100  # or the last one of a shorter run: by then the cache has settled
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """File names, or - for standard output, or None."""
+
+    json: str | None = None
+    timeline: str | None = None
+    perfetto: str | None = None
+    plot: str | None = None
+
+    @property
+    def to_stdout(self) -> bool:
+        """Whether standard output carries data, so that people have to be told elsewhere."""
+        return STDOUT in vars(self).values()
+
+    def check(self, cells: int) -> None:
+        """Raise CrispError for what could not be written after the work, or makes no sense."""
+        asked = {f"--{option}": name for option, name in vars(self).items() if name is not None}
+        seen: dict[str, str] = {}
+        for option, name in asked.items():
+            if option != "--json" and cells > 1:
+                raise CrispError(f"{option}: needs one policy and one budget, found {cells} runs")
+            if name in seen:
+                raise CrispError(f"{option}: {seen[name]} goes to {name} already")
+            seen[name] = option
+            if name == STDOUT:
+                if option in ("--timeline", "--plot") and sys.stdout.isatty():
+                    raise CrispError(f"{option} -: is not text; send it to a file or a program")
+                continue
+            path = Path(name)
+            if path.is_dir():
+                raise CrispError(f"{option} {name}: is a folder; a file name was expected")
+            if not path.parent.is_dir():
+                raise CrispError(f"{option} {name}: the folder {path.parent} does not exist")
+            if option == "--plot":
+                check_format(path)
+
+    @contextmanager
+    def sinks(self, cell: Cell, title: str) -> Iterator[Sequence[Sink]]:
+        """Where the timeline of a run goes; files appear, complete, when the block ends."""
+        with ExitStack() as stack:
+            sinks: list[Sink] = []
+            if self.timeline is not None:
+                sinks.append(stack.enter_context(parquet(_binary(self.timeline))))
+            if self.perfetto is not None:
+                target = sys.stdout if self.perfetto == STDOUT else Path(self.perfetto)
+                power, size = cell.hardware.power, cell.spec.block_bytes
+                sinks.append(stack.enter_context(perfetto(target, title, size, power)))
+            window = None
+            if self.plot is not None:
+                window = Window(_PLOTTED_STEP)
+                sinks.append(window)
+            yield sinks
+            if self.plot is not None and window is not None:
+                drawn = few_events(window.rows)
+                gantt(
+                    _binary(self.plot),
+                    {f"step {int(drawn[0, STEP])}, its first events": drawn},
+                    cell.spec.n_blocks,
+                    title,
+                    f"E5: expert 5; 1/{cell.spec.n_blocks}: one of its {cell.spec.n_blocks} blocks",
+                )
+
+    def write_runs(self, runs: Sequence[Run]) -> None:
+        """The run, or the list of them."""
+        if self.json is None:
+            return
+        content = runs[0] if len(runs) == 1 else list(runs)
+        if self.json == STDOUT:
+            sys.stdout.write(crisp.run.to_json(content))
+        else:
+            crisp.run.save(content, self.json)
+
+
+def _binary(name: str) -> Path | IO[bytes]:
+    return sys.stdout.buffer if name == STDOUT else Path(name)

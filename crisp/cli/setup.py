@@ -1,0 +1,125 @@
+"""What the runs of a table share: routing, geometry and machine, checked before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crisp.cli.cells import Cell, Routing, Source, open_source
+from crisp.errors import CrispError
+from crisp.fitting import fit
+from crisp.hardware import HardwareProfile
+from crisp.model import ModelSpec
+from crisp.policy import Budget, Policy
+from crisp.trace import RoutingTrace
+from crisp.trace.bundled import resolve
+from crisp.units import exact, show_bytes
+from crisp.workload import chosen_rows
+from sim.hardware import profile as hardware_profile
+from sim.simulate import Conditions
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Everything of a table but its policies and budgets."""
+
+    name: str  # of the trace
+    source: Source
+    routing: Routing
+    whole: ModelSpec  # all layers of the model
+    spec: ModelSpec  # the trace's layers
+    hardware: HardwareProfile
+    conditions: Conditions
+
+    def cell(self, policy: Policy, budget: Budget) -> Cell:
+        """One run of the table; CrispError for a budget that does not fit the model."""
+        budget.capacity(self.spec, policy.cache)
+        return Cell(self.source, self.spec, self.hardware, policy, budget, self.conditions)
+
+    def rows(self) -> int:
+        """Rows that are simulated; CrispError if there are none."""
+        conditions = self.conditions
+        return len(chosen_rows(self.routing.simulated, conditions.phase, conditions.limit))
+
+    def title(self) -> list[str]:
+        """The conditions, a line each: they belong to every number below them."""
+        header, conditions, spec = self.routing.simulated.header, self.conditions, self.spec
+        of_phase = len(chosen_rows(self.routing.simulated, conditions.phase, None))
+        rows, phase = self.rows(), "" if conditions.phase == "all" else f"{conditions.phase} "
+        limited = f" (the first of {of_phase:,})" if rows < of_phase else ""
+        made = (
+            "drawn from statistics of" if header.origin == "synthetic" else f"{header.origin} from"
+        )
+        layers = f"{spec.n_layers} layers"
+        if spec.n_layers < self.whole.n_layers:
+            layers = f"{spec.n_layers} of {self.whole.n_layers} layers"
+        lines = {
+            "trace": f"{self.name}: {rows:,} {phase}rows{limited}, {made} "
+            f"{header.model or 'an unnamed model'}",
+            "profile": self.routing.how.removeprefix("profile: "),
+            "model": f"{spec.name}, {layers}; experts in {float(spec.bits):g} bits, "
+            f"{show_bytes(spec.expert_bytes)} each, {show_bytes(spec.routed_bytes)} in all",
+            "hardware": self.hardware.name,
+            "run": f"phase {conditions.phase}, batch {conditions.batch}, "
+            f"granularity {conditions.granularity}",
+        }
+        if other_geometry(spec, self.routing.simulated):
+            lines["model"] += (
+                f"\n{'':10}the routing is {header.model}'s, the sizes are {spec.name}'s"
+            )
+        return [f"{key:<10}{text}" for key, text in lines.items()]
+
+
+def prepare(
+    trace: str,
+    *,
+    model: str | None,
+    hardware: str,
+    conditions: Conditions,
+    profile: str | None = None,
+    bits: str | None = None,
+    block: int | None = None,
+    top_k: int | None = None,
+) -> Setup:
+    """Open and check all that a table needs; CrispError for anything that does not fit."""
+    path = resolve(trace)
+    source = Source(path, None if profile is None else resolve(profile))
+    machine = hardware_profile(hardware)
+    spec = None if model is None else ModelSpec.named(model)
+    stored = None if bits is None else exact(bits, "--bits")
+    routing = open_source(source)
+    if spec is None:
+        recorded = routing.simulated.header.spec
+        if recorded is None:
+            raise CrispError(f"{path}: does not say how large its model is; give --model")
+        spec = ModelSpec.from_dict(recorded, str(path))
+    spec = spec.with_(bits=stored, block=block)
+    fitted = fit(spec, routing.simulated, top_k)
+    if source.profile is not None:
+        check_profile(source, routing.counted, spec, fitted, top_k)
+    name = trace if str(path) != trace else path.name
+    setup = Setup(name, source, routing, spec, fitted, machine, conditions)
+    setup.rows()
+    return setup
+
+
+def check_profile(
+    source: Source, counted: RoutingTrace, spec: ModelSpec, fitted: ModelSpec, top_k: int | None
+) -> None:
+    """Raise CrispError unless the profile's trace has the same geometry as the simulated one."""
+    try:
+        other = fit(spec, counted, top_k)
+    except CrispError as error:
+        raise CrispError(f"--profile {source.profile}: {error}") from error
+    if other != fitted:
+        raise CrispError(
+            f"--profile {source.profile}: {other.n_layers} layers, but the simulated trace has "
+            f"{fitted.n_layers}"
+        )
+
+
+def other_geometry(spec: ModelSpec, trace: RoutingTrace) -> bool:
+    """Whether a trace was recorded from another model than ``spec``, as far as it says."""
+    header = trace.header
+    if header.config_hash is not None and spec.config_hash is not None:
+        return header.config_hash != spec.config_hash
+    return header.model is not None and header.model != spec.name

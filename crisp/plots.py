@@ -1,0 +1,207 @@
+"""Pictures of runs: timelines as Gantt charts, throughput against budget.
+
+Colours are of the palette by Okabe and Ito, which colour-blind readers can tell apart; lines also
+differ in their markers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from crisp.errors import CrispError
+from crisp.files import atomic
+from crisp.timeline import (
+    BLOCKS,
+    COMPUTE,
+    END,
+    EVENT,
+    EXPERT,
+    KIND,
+    LAYER,
+    LAYER_ID,
+    LOAD,
+    PREFETCH,
+    START,
+    Rows,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = ("png", "pdf", "svg")
+_COLOURS = {LAYER: "#BBBBBB", COMPUTE: "#E69F00", LOAD: "#0072B2", PREFETCH: "#56B4E9"}
+_LEGEND = {
+    LOAD: "load",
+    PREFETCH: "prefetch",
+    COMPUTE: "compute an expert",
+    LAYER: "router, attention",
+}
+_LINES = [
+    ("#555555", "s"),
+    ("#0072B2", "o"),
+    ("#56B4E9", "v"),
+    ("#E69F00", "D"),
+    ("#D55E00", "^"),
+    ("#009E73", "P"),
+    ("#CC79A7", "X"),
+]
+_MAX_BARS, _MAX_EVENTS = 90, 8
+
+
+class Line(NamedTuple):
+    """One policy of a throughput chart."""
+
+    name: str
+    budgets: Sequence[float]  # shares of all routed experts, 0 to 1
+    speeds: Sequence[float]  # tokens/s
+    dashed: bool = False
+
+
+def few_events(rows: Rows) -> Rows:
+    """The first events in ``rows``: as many as can be read in one picture, at least one."""
+    own = rows[rows[:, EVENT] >= 0]
+    if not len(own):
+        return rows
+    events = np.unique(own[:, EVENT])[:_MAX_EVENTS]
+    bars = np.searchsorted(np.sort(own[:, EVENT]), events, side="right")
+    last = events[max(0, int((bars <= _MAX_BARS).sum()) - 1)]
+    stop = own[own[:, EVENT] == last][:, END].max()
+    shown: Rows = rows[rows[:, START] < stop]
+    return shown
+
+
+def gantt(
+    target: Path | IO[bytes], timelines: Mapping[str, Rows], n_blocks: int, title: str, note: str
+) -> None:
+    """Draw timelines below each other on one axis of time, each from its own begin.
+
+    timelines: rows by their name; n_blocks: of a whole expert; note: small print below.
+    """
+    from matplotlib.patches import Patch
+
+    with _figure(target, (11, 1.3 + 1.25 * len(timelines))) as figure:
+        axes = figure.add_subplot()
+        longest = max(int(_until(rows) - _since(rows)) for rows in timelines.values()) / 1e6
+        places: list[float] = []
+        names: list[str] = []
+        for place, (name, rows) in enumerate(timelines.items()):
+            link, compute = -3.0 * place, -3.0 * place - 1
+            _draw_rows(axes, rows, (link, compute), longest, n_blocks)
+            places += [link, compute]
+            names += ["link", "compute"]
+            took = (_until(rows) - _since(rows)) / 1e6
+            axes.text(0, link + 0.95, f"{name}: {took:.2f} ms", fontsize=10, fontweight="bold")
+        axes.set_yticks(places, names)
+        axes.set_ylim(min(places) - 0.6, 1.3)
+        axes.set_xlim(0, longest * 1.005)
+        axes.set_xlabel("ms")
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        seen = set(np.concatenate([rows[:, KIND] for rows in timelines.values()]).tolist())
+        patches = [Patch(color=_COLOURS[k], label=_LEGEND[k]) for k in _LEGEND if k in seen]
+        figure.legend(handles=patches, ncols=len(patches), frameon=False, loc="outside upper right")
+        axes.set_title(title, loc="left", fontsize=11)
+        figure.supxlabel(note, fontsize=8, color="#444444", x=0.01, ha="left")
+
+
+def throughput(
+    target: Path | IO[bytes], panels: Mapping[str, Sequence[Line]], title: str, note: str
+) -> None:
+    """Draw tokens/s against the budget, a panel for each machine, a line for each policy."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    with _figure(target, (0.8 + 5.2 * len(panels), 4.6)) as figure:
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for ax, (machine, lines) in zip(axes, panels.items(), strict=True):
+            for line, (colour, marker) in zip(lines, _LINES, strict=False):
+                percents = [100 * share for share in line.budgets]
+                style = "--" if line.dashed else "-"
+                ax.plot(percents, line.speeds, style, color=colour, marker=marker, label=line.name)
+            ax.set_yscale("log")
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.yaxis.set_minor_locator(NullLocator())
+            ax.set_title(machine, loc="left", fontsize=10)
+            ax.set_xlabel("memory for routed experts (% of all of them)")
+            ax.set_xticks(sorted({100 * share for line in lines for share in line.budgets}))
+            ax.grid(axis="y", color="#E5E5E5", linewidth=0.6)
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.yaxis.set_major_formatter("{x:g}")
+        axes[0].set_ylabel("tokens/s (log)")
+        handles, names = axes[0].get_legend_handles_labels()
+        figure.legend(handles, names, frameon=False, loc="outside right upper")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        figure.supxlabel(note, fontsize=8, color="#444444", x=0.01, ha="left")
+
+
+def check_format(path: Path) -> None:
+    """Raise CrispError unless the name ends in a format that can be drawn."""
+    if path.suffix.lower().removeprefix(".") not in FORMATS:
+        raise CrispError(f"{path}: expected a name that ends in .png, .pdf or .svg")
+
+
+def _draw_rows(
+    axes: Axes, rows: Rows, lanes: tuple[float, float], longest: float, n_blocks: int
+) -> None:
+    link, compute = lanes
+    since = _since(rows)
+    labelled = -longest
+    for row in rows.tolist():
+        kind = row[KIND]
+        lane = link if kind in (LOAD, PREFETCH) else compute
+        start = max(0.0, (row[START] - since) / 1e6)
+        length = (row[END] - since) / 1e6 - start
+        edge = "white" if length > 0.004 * longest else _COLOURS[kind]  # else it would hide the bar
+        axes.barh(
+            lane, length, left=start, height=0.7, color=_COLOURS[kind], edgecolor=edge, lw=0.5
+        )
+        if kind == LAYER:
+            axes.plot([start] * 2, [compute - 0.45, link + 0.5], color="#777777", lw=0.6)
+            if start - labelled > 0.02 * longest:  # else the labels would overlap
+                labelled = start
+                axes.text(start, link + 0.5, f"L{row[LAYER_ID]}", fontsize=7, va="bottom")
+            continue
+        label = f"E{row[EXPERT]}"
+        if row[BLOCKS] < n_blocks:
+            label += f" {row[BLOCKS]}/{n_blocks}"
+        if length > 0.0065 * longest * len(label):
+            dark = kind == LOAD
+            axes.text(
+                start + length / 2,
+                lane,
+                label,
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if dark else "black",
+            )
+
+
+def _since(rows: Rows) -> int:
+    """When the first interval on compute begins: a prefetch may have begun before."""
+    compute = rows[(rows[:, KIND] == LAYER) | (rows[:, KIND] == COMPUTE)]
+    return int(compute[:, START].min())
+
+
+def _until(rows: Rows) -> int:
+    return int(rows[:, END].max())
+
+
+@contextmanager
+def _figure(target: Path | IO[bytes], size: tuple[float, float]) -> Iterator[Any]:
+    """A figure that is written when the block ends; no display is needed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    yield figure
+    if isinstance(target, Path):
+        with atomic(target) as temporary:
+            figure.savefig(temporary, format=target.suffix.removeprefix(".").lower())
+    else:
+        figure.savefig(target, format="png")

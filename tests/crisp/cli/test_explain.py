@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crisp.cli.explain import account, one_run
+from crisp.run import Run, load, save
+
+
+def run(kind: str = "discrete", **metrics: float) -> Run:
+    """A run of 1000 tokens that take 10 ms each: 6 of waiting, 3 of experts, 1 of the rest."""
+    values: dict[str, Any] = {
+        "total_ns": 10_000_000_000,
+        "tokens": 1000,
+        "stall_ms_per_token": 6.0,
+        "compute_ms_per_token": 3.0,
+        "layer_ms_per_token": 1.0,
+        "io_bound_ms_per_token": 5.0,
+        "order_bound_ms_per_token": 7.0,
+        "bytes_per_token": 80e6,
+        "link_busy": 0.5,
+        "compute_busy": 0.4,
+    }
+    settings = {
+        "policy": {"name": "lru"},
+        "budget": {"asked": "10%"},
+        "hardware": {"name": "box", "kind": kind},
+        "model": {"name": "moe", "n_layers": 6},
+        "phase": "decode",
+        "batch": 1,
+    }
+    return Run(settings, values | metrics, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "near"),
+    [
+        ({}, "none"),
+        ({"order_bound_ms_per_token": 9.0}, "order"),
+        ({"order_bound_ms_per_token": 9.9, "io_bound_ms_per_token": 9.0}, "bytes"),
+        ({"order_bound_ms_per_token": 9.9, "io_bound_ms_per_token": 8.9}, "order"),
+        (
+            {"stall_ms_per_token": 0.5, "compute_ms_per_token": 8.0, "layer_ms_per_token": 1.5},
+            "compute",
+        ),
+        ({"memory_bound_ms_per_token": 9.5, "order_bound_ms_per_token": 9.9}, "memory"),
+    ],
+)
+def test_the_near_bound_explains_nine_tenths_of_the_time(
+    metrics: dict[str, float], near: str
+) -> None:
+    assert account(run(**metrics)).near == near
+
+
+def test_a_slowed_computation_is_no_bound() -> None:
+    """Where the memory is shared, computing beside loads takes longer than alone."""
+    slowed = {"stall_ms_per_token": 0.0, "compute_ms_per_token": 9.0}
+    assert account(run("unified", **slowed)).near == "compute"
+    assert account(run("unified", **slowed, compute_bound_ms_per_token=6.0)).near == "none"
+
+
+def test_no_overlap_is_promised_where_the_memory_is_shared() -> None:
+    assert "no stream is busy all the time: overlap would help" in one_run(run(), "one")
+    lines = one_run(run("unified"), "one")
+    assert lines[-1].startswith("link and compute share one memory and slow each other down")
+
+
+def test_a_run_in_a_few_lines() -> None:
+    lines = one_run(run(), "run 1 of 1")
+    assert lines[0] == "run 1 of 1: lru at 10% on box; moe, 6 layers, phase decode, batch 1"
+    assert lines[1] == "10.000 ms a token:"
+    assert [line.split("  ")[-1] for line in lines[2:5]] == [
+        "compute waits for loads",
+        "computing experts",
+        "router, attention and all else",
+    ]
+    assert [line.split()[2] for line in lines[2:5]] == ["60", "30", "10"]
+    assert "5.000 ms   50 %  bytes: 80 MB a token" in lines[6]
+    assert "link busy 50 %, compute 40 %; near bound: none" in lines
+    assert lines[-1] == (
+        "at most: a better order gains 30 %, perfect overlap between layers 50 %, "
+        "loading nothing 60 %"
+    )
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_list_has_a_line_for_each_run(crisp: Callable, tmp_path: Path) -> None:
+    save([run(), run(io_bound_ms_per_token=9.5)], tmp_path / "runs.json")
+    lines = crisp("explain", tmp_path / "runs.json").out.splitlines()
+    assert [line.split() for line in lines[1:3]] == [
+        ["1", "lru", "10%", "box", "10.0", "60", "30", "10", "none"],
+        ["2", "lru", "10%", "box", "10.0", "60", "30", "10", "bytes"],
+    ]
+    chosen = crisp("explain", tmp_path / "runs.json", "--run", "2").out
+    assert chosen.startswith("run 2 of 2: ")
+    assert "near bound: bytes" in chosen
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_run_that_is_not_there(crisp: Callable, tmp_path: Path, number: int) -> None:
+    save([run(), run()], tmp_path / "runs.json")
+    done = crisp("explain", tmp_path / "runs.json", "--run", number)
+    assert done.code == 2
+    assert done.err == (
+        f"error: --run {number}: {tmp_path / 'runs.json'} holds 2 runs, counted from 1\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1}', "\0"])
+def test_what_is_no_run(crisp: Callable, tmp_path: Path, text: str) -> None:
+    (tmp_path / "no.json").write_text(text)
+    done = crisp("explain", tmp_path / "no.json")
+    assert (done.code, done.err) == (2, f"error: {tmp_path / 'no.json'}: is not a run file\n")
+
+
+def test_the_parts_of_a_simulated_run_add_up(crisp: Callable, trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    crisp("simulate", trace, "--policy", "mo", "--budget", "30%", "--json", file)
+    parts = account(load(file)[0])
+    assert parts.waits + parts.experts + parts.layers == pytest.approx(parts.total)
+    out = crisp("explain", file).out
+    assert out.startswith("run 1 of 1: mo at 30% on rtx4090-pcie4; toy, 3 layers")

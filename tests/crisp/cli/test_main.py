@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import crisp as package
+from crisp.errors import InvariantError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_starting_imports_nothing_slow() -> None:
+    program = (
+        "import sys, crisp.cli.app\n"
+        "print({'pandas', 'matplotlib', 'simpy', 'numba', 'joblib', 'torch'} & set(sys.modules))"
+    )
+    assert python("-c", program).stdout == "set()\n"
+
+
+def test_the_version(crisp: Callable) -> None:
+    done = crisp("--version")
+    assert (done.code, done.out) == (0, f"crisp-moe {package.__version__}\n")
+
+
+def test_the_module_is_the_command() -> None:
+    done = python("-m", "crisp", "nonsense")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: unknown command 'nonsense'")
+
+
+def test_without_arguments_it_says_what_it_can_do(crisp: Callable) -> None:
+    done = crisp()
+    assert done.code == 0
+    for command in ("demo", "simulate", "explain", "trace"):
+        assert f"\n  {command} " in done.out
+    assert "capture" in crisp("trace", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "simulat x",
+            "unknown command 'simulat'; did you mean 'simulate'? known: demo, simulate, ",
+        ),
+        ("trace inf x", "unknown command 'inf'; did you mean 'info'? known: info, "),
+        ("trace", "missing command; see 'crisp trace --help'"),
+        ("simulate", "missing argument 'TRACE'; see 'crisp simulate --help'"),
+        ("simulate x --budget 1", "missing option '--policy'; see 'crisp simulate --help'"),
+        ("simulate x --polcy fo", "unknown option '--polcy'; did you mean '--policy'? see 'crisp "),
+        ("simulate x --zzz fo", "unknown option '--zzz'; see 'crisp simulate --help'"),
+        ("simulate x --limit y", "invalid value for '--limit': "),
+        ("simulate x --policy", "option '--policy' requires an argument"),
+        ("simulate x y --policy fo --budget 1", "got unexpected extra argument"),
+        ("--zzz", "unknown option '--zzz'; see 'crisp --help'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(crisp: Callable, line: str, message: str) -> None:
+    done = crisp(*line.split())
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"error: {message}")
+    assert done.err.count("\n") == 1
+
+
+def test_a_fault_of_ours_says_so(
+    crisp: Callable, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise InvariantError("two intervals overlap")
+
+    monkeypatch.setattr("crisp.cli.cells.simulate", broken)
+    done = crisp("simulate", trace, "--policy", "fo", "--budget", "10 %")
+    assert done.code == 70
+    assert done.err == (
+        "error: a fault of crisp, not of your input: two intervals overlap; please report it, with "
+        f"the command: crisp simulate {trace} --policy fo --budget '10 %'\n"
+    )
+
+
+def test_a_closed_pipe_is_no_error(trace: Path, tmp_path: Path) -> None:
+    """As in ``crisp ... | head -0``: nobody reads."""
+    command = f"{sys.executable} -m crisp simulate {trace} --policy fo --budget 10% --json -"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | true; exit ${{PIPESTATUS[0]}}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 141
+    assert "Error" not in done.stderr
+    assert "error" not in done.stderr

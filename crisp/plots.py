@@ -165,10 +165,13 @@ def _draw_rows(
                 labelled = start
                 axes.text(start, link + 0.5, f"L{row[LAYER_ID]}", fontsize=7, va="bottom")
             continue
-        label = f"E{row[EXPERT]}"
+        label = expert = f"E{row[EXPERT]}"
+        fits = int(length / (0.0065 * longest))  # characters
         if row[BLOCKS] < n_blocks:
             label += f" {row[BLOCKS]}/{n_blocks}"
-        if length > 0.0065 * longest * len(label):
+        if row[BLOCKS] == 1 and len(label) > fits:  # one of many alike
+            label = expert
+        if len(label) <= fits:
             dark = kind == LOAD
             axes.text(
                 start + length / 2,

@@ -12,7 +12,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from crisp.errors import InvariantError
 from crisp.workload import Step
@@ -139,13 +138,6 @@ class StepLog:
         """(end in ns, rows, phase, opens a prompt, closes one), each [steps]."""
         table = np.frombuffer(self._values, np.int64).reshape(-1, 5)
         return table[:, 0], table[:, 1], table[:, 2], table[:, 3], table[:, 4]
-
-
-def frame(rows: Rows) -> pd.DataFrame:
-    """Rows as a table, kinds by name."""
-    table = pd.DataFrame(rows, columns=list(COLUMNS))
-    table["kind"] = pd.Categorical.from_codes(rows[:, KIND], categories=pd.Index(KINDS))
-    return table
 
 
 def makespan(load: Rows, compute: Rows, event: Rows) -> int:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crisp.errors import InvariantError
-from crisp.timeline import COLUMNS, COMPUTE, LAYER, LOAD, PREFETCH, Recorder, Sums, frame, makespan
+from crisp.timeline import COLUMNS, COMPUTE, LAYER, LOAD, PREFETCH, Recorder, Sums, makespan
 
 Jobs = list[tuple[int, int]]
 
@@ -102,11 +102,3 @@ def test_rows_are_handed_on_in_blocks_of_bounded_size() -> None:
     recorder.flush(200_000, None, always=True)
     assert sum(seen) == 200_000 == recorder.sums.layer
     assert max(seen) == 8_192
-
-
-def test_a_table_names_the_kinds() -> None:
-    table = frame(np.array(TIMELINE))
-    assert list(table.columns) == list(COLUMNS)
-    assert table.kind.tolist() == [
-        "layer", "load", "compute", "load", "compute", "prefetch", "layer"
-    ]  # fmt: skip

@@ -204,7 +204,7 @@ class ModelSpec:
             return BUILTIN[str(name_or_path)]
         if Path(name_or_path).exists():
             return cls.from_config(name_or_path)
-        raise nearest(str(name_or_path), BUILTIN, "model (no such file either)")
+        raise nearest(str(name_or_path), BUILTIN, "model")
 
 
 def _ascending(layers: tuple[int, ...]) -> bool:

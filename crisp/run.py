@@ -43,12 +43,13 @@ class Run:
         }
 
 
-def provenance(settings: dict[str, Any]) -> dict[str, Any]:
+def provenance(settings: dict[str, Any], energy: Energy | None) -> dict[str, Any]:
     """Which program made a run of which inputs: the hash covers trace, profile, seed and all."""
     text = json.dumps(settings, sort_keys=True).encode()
     return {
         "tool": TOOL,
         "inputs_sha256": hashlib.sha256(text).hexdigest(),
+        "energy": energy and {"method": energy.method, "source": energy.source},
     }
 
 
@@ -90,8 +91,8 @@ def summarise(
     total_ns: int,
     skipped: int,
     initial_blocks: int,
-) -> tuple[dict[str, int | float | None], dict[str, str]]:
-    """(metrics, reasons for those that are None) of a finished run.
+) -> tuple[dict[str, int | float | None], dict[str, str], Energy | None]:
+    """(metrics, reasons for those that are None, where joules come from) of a finished run.
 
     Raises InvariantError if its sums contradict each other.
     """
@@ -131,11 +132,18 @@ def summarise(
         "layer_ms_per_token": sums.layer / tokens / 1e6,
         "io_bound_ms_per_token": cost.io_bound(n_bytes) / tokens / 1e6,
         "order_bound_ms_per_token": sums.order_bound / tokens / 1e6,
+        "compute_bound_ms_per_token": sums.alone / tokens / 1e6,
+        "memory_bound_ms_per_token": None,
     }
-    why: dict[str, str] = {}
-    for name, value in metrics.items():
-        if value is None:
-            why[name] = "nothing to take a share of"
+    why = {name: "nothing to take a share of" for name, value in metrics.items() if value is None}
+
+    why["memory_bound_ms_per_token"] = "link and compute share no memory"
+    if cost.memory_bandwidth is not None:
+        del why["memory_bound_ms_per_token"]
+        passes = sum(cost.layer_traffic(layer) for layer in range(spec.n_layers))
+        traffic = cost.load_traffic(n_bytes) + cost.compute_traffic(0, sums.blocks_computed)
+        traffic += passes * len(end)
+        metrics["memory_bound_ms_per_token"] = traffic / cost.memory_bandwidth * 1e3 / tokens
 
     latency = np.repeat(took[decode], rows[decode]) / 1e6
     speed = decoded / (int(took[decode].sum()) / 1e9) if decoded and latency.any() else None
@@ -166,11 +174,13 @@ def summarise(
             why[key] = "the policy does not prefetch"
 
     energy = modelled(hardware, states)
-    for key, joules in (("energy_j_per_token", "gross_j"), ("energy_net_j_per_token", "net_j")):
-        metrics[key] = getattr(energy, joules) / tokens if isinstance(energy, Energy) else None
-        if isinstance(energy, str):
-            why[key] = energy
-    return metrics, why
+    names = {"energy_j_per_token": "gross_j", "energy_net_j_per_token": "net_j"}
+    if isinstance(energy, str):
+        metrics |= dict.fromkeys(names)
+        why |= dict.fromkeys(names, energy)
+        return metrics, why, None
+    metrics |= {key: getattr(energy, joules) / tokens for key, joules in names.items()}
+    return metrics, why, energy
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -80,6 +80,7 @@ class Sums:
         self.link = 0
         self.compute_hidden = 0  # routed experts, while the link is busy
         self.layer_hidden = 0
+        self.alone = 0  # all computations, undisturbed by the link
         self.order_bound = 0  # every event's tasks in their best order
         self.blocks_landed = 0  # blocks
         self.blocks_computed = 0  # blocks
@@ -104,6 +105,7 @@ class Sums:
         self.layer_hidden += int(hidden[~of_experts].sum())
         self.blocks_landed += int(rows[on_link, BLOCKS].sum())
         self.blocks_computed += int(rows[kind == COMPUTE, BLOCKS].sum())
+        self.alone += int(rows[~on_link, ALONE].sum())
         self.order_bound += int(rows[kind == LAYER, ALONE].sum()) + self._best_orders(rows)
         self._until = now
 

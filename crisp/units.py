@@ -26,7 +26,7 @@ def exact(text: str | int | Fraction, what: str = "number") -> Fraction:
     percent = number.endswith("%")
     number = number.removesuffix("%").strip()
     if not _DECIMAL.fullmatch(number):
-        raise CrispError(f"{what}: '{text}' is not a number; write .5 or 50%")
+        raise CrispError(f"{what}: '{text}' is not a number")
     return Fraction(number) / (100 if percent else 1)
 
 

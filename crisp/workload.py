@@ -76,6 +76,7 @@ def plan(
     """
     cuts = np.flatnonzero(np.diff(trace.sequence[rows])) + 1
     waiting = np.split(rows, cuts)[::-1]
+    batch = min(batch, len(waiting))
     prompts: list[list[int]] = [[] for _ in range(batch)]
     slots: list[list[int]] = [[] for _ in range(batch)]  # rows still to decode, reversed
     while True:

@@ -112,7 +112,7 @@ def simulate(
         },
         **vars(conditions),
     }
-    metrics, unavailable = summarise(
+    metrics, unavailable, energy = summarise(
         spec=spec,
         hardware=hardware,
         cost=cost,
@@ -123,7 +123,7 @@ def simulate(
         skipped=workload.skipped,
         initial_blocks=sum(initial or ()),
     )
-    return Run(settings, metrics, unavailable, provenance(settings))
+    return Run(settings, metrics, unavailable, provenance(settings, energy))
 
 
 def _watched(steps: Iterator[Step], progress: Callable[[int], None]) -> Iterator[Step]:

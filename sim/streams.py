@@ -56,7 +56,8 @@ class Streams:
         self._env: Any = simpy.Environment()  # SimPy types times as floats too; here they are whole
         self._until = [-1, -1]  # when each stream's activity ends; -1: it has none
         self._idle: SimEvent | None = None  # the link waits for it
-        self._link_event: SimEvent = self._env.timeout(0)  # what the link does or waits for now
+        self._link_event: SimEvent = self._env.event()  # what the link does or waits for now
+        self._link_process = self._link_event
         self._link_since: int | None = None
         self._number = -1  # of the step
         bandwidth = cost.memory_bandwidth
@@ -66,9 +67,8 @@ class Streams:
 
     def run(self, steps: Iterable[Step]) -> int:
         """Execute the steps; returns the total time in ns."""
-        compute = self._env.process(self._compute(steps))
-        self._env.process(self._link())
-        self._env.run(until=compute)
+        self._link_process = self._env.process(self._link())
+        self._env.run(until=self._env.process(self._compute(steps)))
         self._recorder.flush(self._env.now, self._link_since, always=True)
         return int(self._env.now)
 
@@ -76,26 +76,29 @@ class Streams:
         env, until = self._env, self._until
         scheduler, occupy, add = self._scheduler, self._occupy, self._recorder.add
         now = 0
-        while True:
-            if until[_COMPUTE] == now:
-                self._link_event = Instant(env, _CHOICES)
+        try:
+            while True:
+                if until[_COMPUTE] == now:
+                    self._link_event = Instant(env, _CHOICES)
+                    yield self._link_event
+                while (load := scheduler.next_load()) is None:
+                    self._link_event = self._idle = env.event()
+                    yield self._idle
+                    now = env.now
+                event = -1 if load.prefetch else scheduler.event
+                ns, traffic = self._load_costs[load.blocks]
+                self._link_since = start = now
+                until[_LINK] = now + ns
+                self._link_event = occupy(_LINK, ns, traffic)
                 yield self._link_event
-            while (load := scheduler.next_load()) is None:
-                self._link_event = self._idle = env.event()
-                yield self._idle
                 now = env.now
-            event = -1 if load.prefetch else scheduler.event
-            ns, traffic = self._load_costs[load.blocks]
-            self._link_since = start = now
-            until[_LINK] = now + ns
-            self._link_event = occupy(_LINK, ns, traffic)
-            yield self._link_event
-            now = env.now
-            until[_LINK], self._link_since = -1, None
-            scheduler.loaded(load)
-            kind, layer = PREFETCH if load.prefetch else LOAD, self._layers[load.row]
-            add((self._number, event, layer, kind, load.expert, load.first, load.blocks,
-                 start, now, ns, scheduler.store.total))  # fmt: skip
+                until[_LINK], self._link_since = -1, None
+                scheduler.loaded(load)
+                kind, layer = PREFETCH if load.prefetch else LOAD, self._layers[load.row]
+                add((self._number, event, layer, kind, load.expert, load.first, load.blocks,
+                     start, now, ns, scheduler.store.total))  # fmt: skip
+        finally:  # what stops the link stops compute too, if it waits for the link
+            self._link_event = self._link_process
 
     def _compute(self, steps: Iterable[Step]) -> Generator[SimEvent, None, None]:
         env, until = self._env, self._until

@@ -77,8 +77,8 @@ def account(run: Run) -> Account:
         layers=layers,
         io=value("io_bound_ms_per_token"),
         order=value("order_bound_ms_per_token"),
-        compute=float(run.metrics.get("compute_bound_ms_per_token") or experts + layers),
-        memory=run.metrics.get("memory_bound_ms_per_token"),
+        compute=value("compute_bound_ms_per_token"),
+        memory=run.metrics["memory_bound_ms_per_token"],
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from crisp import run as runs
 from crisp.errors import CrispError
+from crisp.event import EventScheduler
 from crisp.fitting import fit
 from crisp.model import ModelSpec
 from crisp.policy import Budget, named
@@ -83,6 +84,7 @@ def test_what_cannot_be_had_is_null_with_a_reason(code: RoutingTrace) -> None:
     assert nulls == set(made.unavailable)
     assert nulls == {
         "energy_j_per_token", "energy_net_j_per_token", "ttft_ms", "prefill_tokens_per_second",
+        "memory_bound_ms_per_token",
         "prefetch_useful_bytes", "prefetch_late_bytes", "prefetch_wasted_bytes",
     }  # fmt: skip
     assert run(code, phase="prefill").unavailable["tokens_per_second"] == "no decode rows were run"
@@ -99,6 +101,8 @@ def test_energy_is_power_times_time(code: RoutingTrace) -> None:
     joules = seconds * (busy_link * power.link + busy_compute * power.compute)
     assert m["energy_j_per_token"] == pytest.approx(joules)
     assert m["energy_net_j_per_token"] == pytest.approx(joules - seconds * power.idle)
+    assert made.provenance["energy"]["method"].startswith("modelled")
+    assert run(code, "fo", "paper-table1").provenance["energy"] is None
 
 
 def test_prefill_gives_a_time_to_the_first_token(code: RoutingTrace) -> None:
@@ -149,6 +153,10 @@ def test_unified_memory_is_slower_than_two_memories_and_faster_than_none(
     in_turn = run(code, "fo", "jetson-agx-orin-32gb").metrics
     assert (shared["order_bound_ms_per_token"] or 0) <= (shared["ms_per_token_mean"] or 0)
     assert (shared["ms_per_token_mean"] or 0) < (in_turn["ms_per_token_mean"] or 0)
+    # 2 * 102.4 GB/s of copying fill the memory: no less than copying plus reading what is computed
+    assert (shared["memory_bound_ms_per_token"] or 0) <= (shared["ms_per_token_mean"] or 0)
+    copying = 2 * (shared["bytes_per_token"] or 0) / 204.8e9 * 1e3
+    assert (shared["memory_bound_ms_per_token"] or 0) > copying
 
 
 @pytest.mark.parametrize(
@@ -191,3 +199,27 @@ def test_a_policy_that_looks_at_residency_is_asked_event_by_event(code: RoutingT
     resident = [0] * 8
     resident[event.experts[0][0]] = 8
     assert [task.width for task in workload.tasks(event, lambda layer: resident)] == [8, 4]
+
+
+@pytest.mark.parametrize("method", ["loaded", "next_load", "computed"])
+def test_a_failure_in_a_stream_ends_the_run(
+    code: RoutingTrace, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Ctrl-C, or a fault of ours, wherever it strikes: never a run that goes on for ever."""
+    calls = 0
+    original = getattr(EventScheduler, method)
+
+    def failing(self: EventScheduler, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 50:
+            raise KeyboardInterrupt
+        return original(self, *args)
+
+    monkeypatch.setattr(EventScheduler, method, failing)
+    with pytest.raises(KeyboardInterrupt):
+        run(code)
+
+
+def test_more_slots_than_sequences_are_not_made(code: RoutingTrace) -> None:
+    assert run(code, batch=10**12).metrics == run(code, batch=12).metrics

@@ -20,6 +20,8 @@ def run(kind: str = "discrete", **metrics: float) -> Run:
         "layer_ms_per_token": 1.0,
         "io_bound_ms_per_token": 5.0,
         "order_bound_ms_per_token": 7.0,
+        "compute_bound_ms_per_token": 4.0,
+        "memory_bound_ms_per_token": None,
         "bytes_per_token": 80e6,
         "link_busy": 0.5,
         "compute_busy": 0.4,
@@ -43,7 +45,12 @@ def run(kind: str = "discrete", **metrics: float) -> Run:
         ({"order_bound_ms_per_token": 9.9, "io_bound_ms_per_token": 9.0}, "bytes"),
         ({"order_bound_ms_per_token": 9.9, "io_bound_ms_per_token": 8.9}, "order"),
         (
-            {"stall_ms_per_token": 0.5, "compute_ms_per_token": 8.0, "layer_ms_per_token": 1.5},
+            {
+                "stall_ms_per_token": 0.5,
+                "compute_ms_per_token": 8.0,
+                "layer_ms_per_token": 1.5,
+                "compute_bound_ms_per_token": 9.5,
+            },
             "compute",
         ),
         ({"memory_bound_ms_per_token": 9.5, "order_bound_ms_per_token": 9.9}, "memory"),
@@ -58,7 +65,7 @@ def test_the_near_bound_explains_nine_tenths_of_the_time(
 def test_a_slowed_computation_is_no_bound() -> None:
     """Where the memory is shared, computing beside loads takes longer than alone."""
     slowed = {"stall_ms_per_token": 0.0, "compute_ms_per_token": 9.0}
-    assert account(run("unified", **slowed)).near == "compute"
+    assert account(run("unified", **slowed, compute_bound_ms_per_token=9.9)).near == "compute"
     assert account(run("unified", **slowed, compute_bound_ms_per_token=6.0)).near == "none"
 
 

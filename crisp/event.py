@@ -61,6 +61,7 @@ class EventScheduler:
         self._staging = STAGING_EXPERTS * spec.n_blocks  # free blocks
         self._row = self._part = 0
         self._tasks: list[Task] = []  # by rank
+        self._entries: list[int] = []  # of the tasks
         self._pending: list[Task] = []  # by rank; those before _next have been issued in full
         self._next = 0
         self._ready: list[int] = []  # heap of ranks
@@ -81,8 +82,9 @@ class EventScheduler:
         self._part = part = self.store.part_of_row[row]
         store, ahead, base = self.store, self.ahead, row * self._experts
         resident, held, last, count = store.resident, store.held, store.last, store.count
-        for task in tasks:
-            task.entry = entry = base + task.expert
+        self._entries = [base + task.expert for task in tasks]
+        for task, entry in zip(tasks, self._entries, strict=True):
+            task.entry = entry
             task.have = task.issued = task.low = here = resident[entry]
             task.staged = 0
             if not held[entry]:
@@ -181,7 +183,7 @@ class EventScheduler:
         self._left -= 1
         if not self._left:
             self.done = True
-            self.store.release_all([task.entry for task in self._tasks], self._part)
+            self.store.release_all(self._entries, self._part)
 
     def _place(self, task: Task) -> Sequence[Eviction] | None:
         """Decide where a task's missing blocks go, and evict for them; None: staging is full.
@@ -210,12 +212,17 @@ class EventScheduler:
         ahead.predict(following, self._prefetch.predicted(guess, self._used[following]))
 
     def _ranked(self, tasks: list[Task]) -> list[Task]:
-        rule, keys = self._rule, []
+        rule = self._rule
         assert rule is not None
-        for place, task in enumerate(tasks):
-            load_ns, compute_ns = self._times(task) if rule is johnson else (0, 0)
-            number = draw(self._order.seed, self.event, place) if rule is drawn else 0
-            keys.append(rule(task.width, load_ns, compute_ns, number))
+        if rule is johnson:
+            keys = [rule(task.width, *self._times(task), 0) for task in tasks]
+        elif rule is drawn:
+            seed, event = self._order.seed, self.event
+            keys = [rule(0, 0, 0, draw(seed, event, place)) for place in range(len(tasks))]
+        else:
+            keys = [rule(task.width, 0, 0, 0) for task in tasks]
+        if keys == sorted(keys):
+            return tasks
         return [tasks[place] for place in sorted(range(len(tasks)), key=keys.__getitem__)]
 
     def _times(self, task: Task) -> tuple[int, int]:

@@ -15,13 +15,13 @@ class Activity:
 
     __slots__ = ("demand", "done", "finish", "rate", "remaining", "stream")
 
-    def __init__(self, env: Any, stream: int, alone_ns: int, traffic: int) -> None:
+    def __init__(self, stream: int, alone_ns: int, traffic: int, done: simpy.Event) -> None:
         self.stream = stream
         self.remaining = float(alone_ns)  # ns of undisturbed work
         self.demand = traffic / alone_ns if alone_ns else 0.0  # bytes per ns, when undisturbed
         self.rate = 1.0  # of progress
         self.finish = -1
-        self.done: simpy.Event = env.event()
+        self.done = done
 
 
 class SharedMemory:
@@ -34,13 +34,14 @@ class SharedMemory:
         self._active: list[Activity] = []
         self._since = 0
 
-    def occupy(self, stream: int, alone_ns: int, traffic: int) -> simpy.Event:
-        """Begin an activity that alone takes ``alone_ns`` and moves ``traffic`` bytes."""
+    def occupy(self, stream: int, alone_ns: int, traffic: int, done: simpy.Event) -> None:
+        """Begin an activity that alone takes ``alone_ns`` and moves ``traffic`` bytes.
+
+        ``done`` is triggered when it ends.
+        """
         self._advance()
-        activity = Activity(self._env, stream, alone_ns, traffic)
-        self._active.append(activity)
+        self._active.append(Activity(stream, alone_ns, traffic, done))
         self._plan()
-        return activity.done
 
     def _advance(self) -> None:
         elapsed = self._env.now - self._since
@@ -49,7 +50,9 @@ class SharedMemory:
         self._since = self._env.now
 
     def _plan(self) -> None:
-        rates = fair_rates([activity.demand for activity in self._active], self._bandwidth)
+        rates = [1.0]  # what runs alone takes what it takes alone, whatever was rounded
+        if len(self._active) != 1:
+            rates = fair_rates([activity.demand for activity in self._active], self._bandwidth)
         for activity, rate in zip(self._active, rates, strict=True):
             activity.rate = rate
             left = ceil(max(0.0, activity.remaining) / rate - _ROUNDING)

@@ -6,7 +6,7 @@ becomes ready at the same time is collected before anything is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import simpy
@@ -15,7 +15,7 @@ from simpy.events import Event as SimEvent
 from crisp.event import EventScheduler
 from crisp.hardware import CostModel
 from crisp.model import ModelSpec
-from crisp.tasks import Task
+from crisp.tasks import Load, Task
 from crisp.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
 from crisp.workload import Step, Workload
 from sim.memory import SharedMemory
@@ -55,15 +55,15 @@ class Streams:
         self._layer_costs: dict[tuple[int, int], tuple[int, int]] = {}
         self._env: Any = simpy.Environment()  # SimPy types times as floats too; here they are whole
         self._until = [-1, -1]  # when each stream's activity ends; -1: it has none
-        self._idle: SimEvent | None = None  # the link waits for it
-        self._link_event: SimEvent = self._env.event()  # what the link does or waits for now
+        self._link_event: SimEvent = self._env.event()  # what the link waits for
         self._link_process = self._link_event
-        self._link_since: int | None = None
+        self._asleep = False  # the link has nothing to do
+        self._load: Load | None = None  # what it loads
+        self._link_since: int | None = None  # when that began
         self._number = -1  # of the step
-        bandwidth = cost.memory_bandwidth
-        self._occupy: Callable[[int, int, int], SimEvent] = self._alone
-        if bandwidth is not None:
-            self._occupy = SharedMemory(self._env, bandwidth / 1e9, self._until).occupy
+        self._memory: SharedMemory | None = None
+        if cost.memory_bandwidth is not None:
+            self._memory = SharedMemory(self._env, cost.memory_bandwidth / 1e9, self._until)
 
     def run(self, steps: Iterable[Step]) -> int:
         """Execute the steps; returns the total time in ns."""
@@ -73,36 +73,51 @@ class Streams:
         return int(self._env.now)
 
     def _link(self) -> Generator[SimEvent, None, None]:
-        env, until = self._env, self._until
-        scheduler, occupy, add = self._scheduler, self._occupy, self._recorder.add
-        now = 0
+        env, until, scheduler, add = self._env, self._until, self._scheduler, self._recorder.add
         try:
             while True:
-                if until[_COMPUTE] == now:
-                    self._link_event = Instant(env, _CHOICES)
-                    yield self._link_event
-                while (load := scheduler.next_load()) is None:
-                    self._link_event = self._idle = env.event()
-                    yield self._idle
-                    now = env.now
-                event = -1 if load.prefetch else scheduler.event
-                ns, traffic = self._load_costs[load.blocks]
-                self._link_since = start = now
-                until[_LINK] = now + ns
-                self._link_event = occupy(_LINK, ns, traffic)
-                yield self._link_event
-                now = env.now
+                self._link_event = env.event()
+                self._asleep = True
+                self._begin_load(env.now)
+                yield self._link_event  # a load has arrived; compute may have begun it meanwhile
+                load, start, now = self._load, self._link_since, env.now
+                assert load is not None
+                assert start is not None
                 until[_LINK], self._link_since = -1, None
                 scheduler.loaded(load)
                 kind, layer = PREFETCH if load.prefetch else LOAD, self._layers[load.row]
+                event = -1 if load.prefetch else scheduler.event
+                ns, _ = self._load_costs[load.blocks]
                 add((self._number, event, layer, kind, load.expert, load.first, load.blocks,
                      start, now, ns, scheduler.store.total))  # fmt: skip
+                if until[_COMPUTE] == now:
+                    self._link_event = Instant(env, _CHOICES)
+                    yield self._link_event
         finally:  # what stops the link stops compute too, if it waits for the link
-            self._link_event = self._link_process
+            self._link_event, self._asleep = self._link_process, False
+
+    def _begin_load(self, now: int) -> None:
+        """Put the next load on the idle link at ``now``, if there is one.
+
+        Its event then fires when the load arrives. Compute calls this too, for a link that sleeps:
+        it need not be woken first, and its load may begin ahead of SimPy's clock.
+        """
+        load = self._scheduler.next_load()
+        if load is None:
+            return
+        self._load, self._link_since, self._asleep = load, now, False
+        ns, traffic = self._load_costs[load.blocks]
+        arrived = self._link_event
+        if self._memory is None:
+            self._until[_LINK] = now + ns
+            arrived._ok, arrived._value = True, None
+            self._env.schedule(arrived, delay=now + ns - self._env.now)
+        else:
+            self._memory.occupy(_LINK, ns, traffic, arrived)
 
     def _compute(self, steps: Iterable[Step]) -> Generator[SimEvent, None, None]:
-        env, until = self._env, self._until
-        scheduler, occupy, add = self._scheduler, self._occupy, self._recorder.add
+        env, until, scheduler, add = self._env, self._until, self._scheduler, self._recorder.add
+        apart = self._memory is None
         step: Step | None = None
         now = 0  # runs ahead of SimPy's clock while the link sleeps: nobody looks at it then
         for event in self._workload.events(steps):
@@ -112,12 +127,12 @@ class Streams:
                 self._number += 1
             layer, start = event.layer, now
             ns, traffic = self._layer_cost(layer, len(step.rows))
-            if self._idle is not None and not scheduler.wants_link:
+            if ns and self._asleep and scheduler.wants_link:
+                self._begin_load(now)
+            if self._asleep and apart:
                 now += ns
             elif ns:
-                self._wake_link()
-                until[_COMPUTE] = now + ns
-                yield occupy(_COMPUTE, ns, traffic)
+                yield self._occupy(now, ns, traffic)
                 now = env.now
                 if until[_LINK] == now:
                     yield Instant(env, _STARTS)
@@ -128,22 +143,19 @@ class Streams:
             if event.experts is None:
                 continue
             scheduler.start(layer, self._workload.tasks(event, self._residents), event.guess)
-            if scheduler.wants_link and env.now < now:
-                yield env.timeout(now - env.now)
             while not scheduler.done:
-                if scheduler.wants_link:
-                    self._wake_link()
+                if self._asleep and scheduler.wants_link:
+                    self._begin_load(now)
                 while (task := scheduler.next_compute()) is None:
                     yield self._link_event  # the link, which began to wait first, resumes first
                     now = env.now
                 first, last = task.ended, task.started
                 ns, traffic = self._piece_cost(task, first, last)
                 start = now
-                if self._idle is not None and not scheduler.wants_link:
+                if self._asleep and apart:
                     now += ns
                 else:
-                    until[_COMPUTE] = now + ns
-                    yield occupy(_COMPUTE, ns, traffic)
+                    yield self._occupy(now, ns, traffic)
                     now = env.now
                     if until[_LINK] == now:
                         yield Instant(env, _STARTS)
@@ -154,16 +166,15 @@ class Streams:
         self._close(step, now)
         yield env.timeout(now - env.now)
 
-    def _alone(self, stream: int, ns: int, traffic: int) -> SimEvent:
-        """Occupy a stream that shares nothing."""
-        timeout: SimEvent = self._env.timeout(ns)
+    def _occupy(self, now: int, ns: int, traffic: int) -> SimEvent:
+        """Compute works from ``now`` on for ``ns``, or longer if the link shares the memory."""
+        if self._memory is not None:
+            done: SimEvent = self._env.event()
+            self._memory.occupy(_COMPUTE, ns, traffic, done)
+            return done
+        self._until[_COMPUTE] = end = now + ns
+        timeout: SimEvent = self._env.timeout(end - self._env.now)
         return timeout
-
-    def _wake_link(self) -> None:
-        """Let the link look for work, if it sleeps."""
-        if self._idle is not None:
-            self._idle.succeed()
-            self._idle = None
 
     def _close(self, step: Step | None, now: int) -> None:
         if step is not None:

@@ -24,7 +24,9 @@ def finishes(*activities: tuple[int, int, int]) -> list[int]:
 
     def run(stream: int, start: int, alone_ns: int, traffic: int):  # type: ignore[no-untyped-def]
         yield env.timeout(start)
-        yield memory.occupy(stream, alone_ns, traffic)
+        done = env.event()
+        memory.occupy(stream, alone_ns, traffic, done)
+        yield done
         ends[stream] = int(env.now)
 
     for stream, activity in enumerate(activities):

@@ -77,46 +77,13 @@ class EventScheduler:
 
         What is resident now decides hits; all tasks become equally recent and protected.
         """
-        self.event = event = self.event + 1
-        self._row = row = self._rows[layer]
-        self._part = part = self.store.part_of_row[row]
-        store, ahead, base = self.store, self.ahead, row * self._experts
-        resident, held, last, count = store.resident, store.held, store.last, store.count
-        self._entries = [base + task.expert for task in tasks]
-        for task, entry in zip(tasks, self._entries, strict=True):
-            task.entry = entry
-            task.have = task.issued = task.low = here = resident[entry]
-            task.staged = 0
-            if not held[entry]:
-                store.locked[part] += here
-            held[entry] |= EVENT
-            last[entry] = event
-            count[entry] += 1
-            if ahead is not None:
-                task.have, task.staged, late = ahead.claim(entry, task.width)
-                task.issued = task.have
-                if late is not None:
-                    late.task = task
-                    task.issued += 1
-            if task.have >= task.width:
-                self.hits += 1
-            elif task.have:
-                self.partial_hits += 1
-        self.tasks += len(tasks)
-        if ahead is not None:
-            self._look_ahead(ahead, tasks, guess)
-        self._left, self._turn, self._next = len(tasks), 0, 0
-        self.done = not tasks
-        self._tasks = ranked = tasks if self._rule is None else self._ranked(tasks)
-        self._pending = pending = []
-        self._ready = ready = []  # rising ranks are a heap
-        for rank, task in enumerate(ranked):
-            task.rank = rank
-            if task.issued < task.width:
-                pending.append(task)
-            if task.have >= task.width or (task.have and self._streams_blocks):
-                ready.append(rank)
-        self.wants_link = ahead is not None or bool(pending)
+        self.event += 1
+        self._row = self._rows[layer]
+        self._part = self.store.part_of_row[self._row]
+        self._access(tasks)
+        if self.ahead is not None:
+            self._look_ahead(self.ahead, tasks, guess)
+        self._queue(tasks if self._rule is None else self._ranked(tasks))
 
     def next_load(self) -> Load | None:
         """Issue the next request; the link must be free. None: nothing may be loaded now."""
@@ -183,7 +150,49 @@ class EventScheduler:
         self._left -= 1
         if not self._left:
             self.done = True
-            self.store.release_all(self._entries, self._part)
+            self.store.release(self._entries, self._part, EVENT)
+
+    def _access(self, tasks: list[Task]) -> None:
+        """Protect the event's entries, note their use, and see what of them is here."""
+        store, ahead, part, event = self.store, self.ahead, self._part, self.event
+        resident, held, last, count = store.resident, store.held, store.last, store.count
+        base = self._row * self._experts
+        self._entries = [base + task.expert for task in tasks]
+        for task, entry in zip(tasks, self._entries, strict=True):
+            task.entry = entry
+            task.have = task.issued = task.low = here = resident[entry]
+            task.staged = 0
+            if not held[entry]:
+                store.locked[part] += here
+            held[entry] |= EVENT
+            last[entry] = event
+            count[entry] += 1
+            if ahead is not None:
+                task.have, task.staged, late = ahead.claim(entry, task.width)
+                task.issued = task.have
+                if late is not None:
+                    late.task = task
+                    task.issued += 1
+            if task.have >= task.width:
+                self.hits += 1
+            elif task.have:
+                self.partial_hits += 1
+        self.tasks += len(tasks)
+
+    def _queue(self, ranked: list[Task]) -> None:
+        """Line up what is to be loaded and what can be computed at once."""
+        self._tasks = ranked
+        self._left, self._turn, self._next = len(ranked), 0, 0
+        self.done = not ranked
+        self._pending = pending = []
+        self._ready = ready = []  # rising ranks are a heap
+        for rank, task in enumerate(ranked):
+            task.rank = rank
+            if task.issued < task.width:
+                pending.append(task)
+            if task.have >= task.width or (task.have and self._streams_blocks):
+                ready.append(rank)
+        self.wants_link = self.ahead is not None or bool(pending)
 
     def _place(self, task: Task) -> Sequence[Eviction] | None:
         """Decide where a task's missing blocks go, and evict for them; None: staging is full.

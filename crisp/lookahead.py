@@ -74,8 +74,9 @@ class Lookahead:
 
     def drop_rest(self) -> None:
         """The predicted event has claimed what it asks for; the rest was fetched in vain."""
-        for expert in self._predicted:
-            self._store.release(self._row * self._experts + expert, self._part, PREDICTED)
+        base = self._row * self._experts
+        predicted = [base + expert for expert in self._predicted]
+        self._store.release(predicted, self._part, PREDICTED)
         self.wasted += sum(fetched for _, fetched in self._fetched.values())
         for entry, staged in self._staged.items():
             self._discard(entry, staged)

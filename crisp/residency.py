@@ -53,22 +53,15 @@ class Residency:
         self.locked = [0] * len(capacity)  # blocks of protected entries
         self.total = sum(self.used)
 
-    def release_all(self, entries: Iterable[int], part: int) -> None:
-        """An event has ended: it protects its entries no longer."""
-        for entry in entries:
-            self.held[entry] &= ~EVENT
-            if not self.held[entry]:
-                self.locked[part] -= self.resident[entry]
-
     def hold(self, entry: int, part: int, why: int) -> None:
         """Protect an entry: nothing of it is evicted until every reason is released."""
         if not self.held[entry]:
             self.locked[part] += self.resident[entry]
         self.held[entry] |= why
 
-    def release(self, entry: int, part: int, why: int) -> None:
-        """Take back one reason to protect an entry."""
-        if self.held[entry]:
+    def release(self, entries: Iterable[int], part: int, why: int) -> None:
+        """Take back one reason to protect some entries."""
+        for entry in entries:
             self.held[entry] &= ~why
             if not self.held[entry]:
                 self.locked[part] -= self.resident[entry]

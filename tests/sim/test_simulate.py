@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -223,3 +224,10 @@ def test_a_failure_in_a_stream_ends_the_run(
 
 def test_more_slots_than_sequences_are_not_made(code: RoutingTrace) -> None:
     assert run(code, batch=10**12).metrics == run(code, batch=12).metrics
+
+
+def test_the_documentation_names_every_metric(code: RoutingTrace) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
+    table = "".join(line for line in page.splitlines() if line.startswith("| `"))
+    named_there = set(re.findall(r"`([a-z_0-9]+)`", "".join(re.findall(r"\| (`.*?) \|", table))))
+    assert set(run(code).metrics) == named_there

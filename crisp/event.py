@@ -20,9 +20,9 @@ from crisp.hardware import CostModel
 from crisp.lookahead import Lookahead
 from crisp.model import ModelSpec
 from crisp.policy import Policy
-from crisp.policy.order import draw, drawn, johnson
+from crisp.policy.order import draw_lot
 from crisp.residency import EVENT, Eviction, Residency
-from crisp.tasks import Load, Prefetch, Task
+from crisp.tasks import Fetch, Load, Task
 
 STAGING_EXPERTS = 2  # full experts that transient loads may occupy, apart from the budget
 
@@ -111,13 +111,16 @@ class EventScheduler:
 
     def loaded(self, load: Load) -> None:
         """A request has arrived."""
-        if isinstance(load, Prefetch) and self.ahead is not None:
+        if isinstance(load, Fetch) and self.ahead is not None:
             self.ahead.landed(load)
+            self.store.landed += not load.staged
         task = load.task
         if task is None:
             return
         before = task.have
         task.have = before + load.blocks
+        if not load.prefetch and task.transient > load.first:
+            self.store.landed += min(task.transient, task.have) - load.first
         if self._streams_blocks:
             if before == task.started == task.ended:  # else a piece is running; it looks again
                 heappush(self._ready, task.rank)
@@ -154,19 +157,12 @@ class EventScheduler:
 
     def _access(self, tasks: list[Task]) -> None:
         """Protect the event's entries, note their use, and see what of them is here."""
-        store, ahead, part, event = self.store, self.ahead, self._part, self.event
-        resident, held, last, count = store.resident, store.held, store.last, store.count
-        base = self._row * self._experts
+        ahead, base = self.ahead, self._row * self._experts
         self._entries = [base + task.expert for task in tasks]
         for task, entry in zip(tasks, self._entries, strict=True):
             task.entry = entry
-            task.have = task.issued = task.low = here = resident[entry]
+            task.have = task.issued = task.low = self.store.use(entry, self._part, self.event)
             task.staged = 0
-            if not held[entry]:
-                store.locked[part] += here
-            held[entry] |= EVENT
-            last[entry] = event
-            count[entry] += 1
             if ahead is not None:
                 task.have, task.staged, late = ahead.claim(entry, task.width)
                 task.issued = task.have
@@ -223,13 +219,12 @@ class EventScheduler:
     def _ranked(self, tasks: list[Task]) -> list[Task]:
         rule = self._rule
         assert rule is not None
-        if rule is johnson:
-            keys = [rule(task.width, *self._times(task), 0) for task in tasks]
-        elif rule is drawn:
-            seed, event = self._order.seed, self.event
-            keys = [rule(0, 0, 0, draw(seed, event, place)) for place in range(len(tasks))]
-        else:
-            keys = [rule(task.width, 0, 0, 0) for task in tasks]
+        seed, event = self._order.seed, self.event
+        keys = []
+        for place, task in enumerate(tasks):
+            load_ns, compute_ns = self._times(task) if rule.timed else (0, 0)
+            lot = draw_lot(seed, event, place) if rule.drawn else 0
+            keys.append(rule.key(task.width, load_ns, compute_ns, lot))
         if keys == sorted(keys):
             return tasks
         return [tasks[place] for place in sorted(range(len(tasks)), key=keys.__getitem__)]

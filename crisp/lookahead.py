@@ -8,9 +8,18 @@ of one expert.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from crisp.residency import PREDICTED, Eviction, Residency
-from crisp.tasks import Prefetch
+from crisp.tasks import Fetch
+
+
+class Claim(NamedTuple):
+    """What an event finds of an expert that it asks for."""
+
+    here: int  # leading blocks on the device
+    staged: int  # blocks asked for that wait in staging, the late one included: now the event's
+    late: Fetch | None  # a block asked for and still in flight
 
 
 class Lookahead:
@@ -24,8 +33,7 @@ class Lookahead:
         self._free = n_blocks  # staging
         self._staged: dict[int, int] = {}  # entry -> blocks in staging, one in flight included
         self._fetched: dict[int, tuple[int, int]] = {}  # entry -> first block fetched, how many
-        self._flight: Prefetch | None = None
-        self._flying = -1  # its entry
+        self._flight: Fetch | None = None
         self.useful = self.late = self.wasted = 0  # blocks
 
     def predict(self, row: int, experts: Sequence[int]) -> None:
@@ -35,7 +43,7 @@ class Lookahead:
         for expert in experts:
             self._store.hold(row * self._experts + expert, self._part, PREDICTED)
 
-    def next(self) -> Prefetch | None:
+    def next(self) -> Fetch | None:
         """Issue the first predicted expert's next missing block, if there is a place for it."""
         resident, base = self._store.resident, self._row * self._experts
         for expert in self._predicted:
@@ -45,32 +53,29 @@ class Lookahead:
                 return self._issue(entry, first)
         return None
 
-    def landed(self, load: Prefetch) -> None:
+    def landed(self, load: Fetch) -> None:
         """The block in flight has arrived."""
-        self._flight, self._flying = None, -1
+        self._flight = None
         if load.unwanted:
             self._free += 1
 
-    def claim(self, entry: int, width: int) -> tuple[int, int, Prefetch | None]:
-        """The predicted event asks for ``entry``: (blocks here, of them staged, late block).
-
-        The late block is asked for and still in flight; it counts as staged too if it goes there.
-        Staged blocks that are asked for belong to the event from now on; it gives them back.
-        """
+    def claim(self, entry: int, width: int) -> Claim:
+        """The predicted event asks for the first ``width`` blocks of ``entry``."""
         low = self._store.resident[entry]
         staged = self._staged.pop(entry, 0)
         issued = low + staged
-        flying = entry == self._flying and self._flight is not None and not self._flight.unwanted
-        taken = min(issued, width) - low if issued > low < width else 0
+        flight = self._in_flight(entry)
+        here = issued if flight is None else issued - 1
+        taken = max(0, min(issued, width) - low) if staged else 0
         self._discard(entry, staged - taken)
+        late = flight if here < width else None
         first, fetched = self._fetched.pop(entry, (0, 0))
-        late = issued - flying < min(width, issued)
         if fetched:
-            useful = max(0, min(width, issued - flying) - first)
+            useful = max(0, min(width, here) - first)
             self.useful += useful
-            self.late += late
-            self.wasted += fetched - useful - late
-        return issued - flying, taken, self._flight if late else None
+            self.late += late is not None
+            self.wasted += fetched - useful - (late is not None)
+        return Claim(here, taken, late)
 
     def drop_rest(self) -> None:
         """The predicted event has claimed what it asks for; the rest was fetched in vain."""
@@ -87,7 +92,7 @@ class Lookahead:
         """Claimed staging blocks have been used by every row."""
         self._free += blocks
 
-    def _issue(self, entry: int, first: int) -> Prefetch | None:
+    def _issue(self, entry: int, first: int) -> Fetch | None:
         store, part = self._store, self._part
         staged = self._staged.get(entry, 0)
         evicted: Sequence[Eviction] = ()
@@ -101,13 +106,19 @@ class Lookahead:
             return None
         start, fetched = self._fetched.get(entry, (first, 0))
         self._fetched[entry] = start, fetched + 1
-        load = Prefetch(self._row, entry % self._experts, first, evicted, staged=not kept)
-        self._flight, self._flying = load, entry
-        return load
+        expert = entry % self._experts
+        self._flight = Fetch(self._row, expert, first, evicted, entry, staged=not kept)
+        return self._flight
+
+    def _in_flight(self, entry: int) -> Fetch | None:
+        """The block of this entry that is on its way to a place where it is wanted."""
+        flight = self._flight
+        return flight if flight and flight.entry == entry and not flight.unwanted else None
 
     def _discard(self, entry: int, blocks: int) -> None:
         """Free staged blocks that nobody asked for; the one in flight goes when it arrives."""
-        if blocks and entry == self._flying and self._flight and self._flight.staged:
-            self._flight.unwanted = True
+        flight = self._in_flight(entry)
+        if blocks and flight is not None and flight.staged:
+            flight.unwanted = True
             blocks -= 1
         self._free += blocks

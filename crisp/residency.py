@@ -51,7 +51,17 @@ class Residency:
         self.part_of_row = list(range(rows)) if len(capacity) == rows else [0] * rows
         self.used = [sum(self.resident[low:high]) for low, high in self._bounds]
         self.locked = [0] * len(capacity)  # blocks of protected entries
-        self.total = sum(self.used)
+        self.landed = sum(self.used)  # blocks of the budget that are there, not on their way
+
+    def use(self, entry: int, part: int, event: int) -> int:
+        """An event asks for an entry: protected until released, and recent. Returns its blocks."""
+        blocks = self.resident[entry]
+        if not self.held[entry]:
+            self.locked[part] += blocks
+        self.held[entry] |= EVENT
+        self.last[entry] = event
+        self.count[entry] += 1
+        return blocks
 
     def hold(self, entry: int, part: int, why: int) -> None:
         """Protect an entry: nothing of it is evicted until every reason is released."""
@@ -82,7 +92,6 @@ class Residency:
         self.resident[entry] += blocks
         self.used[part] += blocks
         self.locked[part] += blocks
-        self.total += blocks
         if self.used[part] > self.capacity[part]:
             raise InvariantError(f"part {part}: {self.used[part]} blocks in {self.capacity[part]}")
         return evicted
@@ -99,7 +108,7 @@ class Residency:
             leaves = had if self._whole else min(had, over)
             self.resident[entry] = had - leaves
             self.used[part] -= leaves
-            self.total -= leaves
+            self.landed -= leaves
             over -= leaves
             evicted.append(Eviction(*divmod(entry, self._experts), had - leaves, had))
         return evicted

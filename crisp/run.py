@@ -160,12 +160,15 @@ def summarise(
             why[name] = "no decode rows were run"
 
     metrics["ttft_ms"] = metrics["prefill_tokens_per_second"] = None
-    if prefilled:
+    if closes.any():
         begin = (end - took)[opens == 1]
         metrics["ttft_ms"] = float((end[closes == 1] - begin).mean()) / 1e6
+    else:
+        why["ttft_ms"] = "no prompt was run to its end"
+    if prefilled:
         metrics["prefill_tokens_per_second"] = prefilled / (int(took[~decode].sum()) / 1e9)
     else:
-        why["ttft_ms"] = why["prefill_tokens_per_second"] = "no prefill rows were run"
+        why["prefill_tokens_per_second"] = "no prefill rows were run"
 
     for name in ("useful", "late", "wasted"):
         key = f"prefetch_{name}_bytes"

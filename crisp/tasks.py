@@ -69,16 +69,23 @@ class Load:
         self.task = task
 
 
-class Prefetch(Load):
-    """A request that no task waits for, unless its event starts while it is in flight."""
+class Fetch(Load):
+    """A prefetch: no task waits for it, unless its event starts while it is in flight."""
 
-    __slots__ = ("staged", "unwanted")
+    __slots__ = ("entry", "staged", "unwanted")
     prefetch = True
 
     def __init__(
-        self, row: int, expert: int, first: int, evicted: Sequence[Eviction], staged: bool
+        self,
+        row: int,
+        expert: int,
+        first: int,
+        evicted: Sequence[Eviction],
+        entry: int,
+        staged: bool,
     ) -> None:
-        """staged: the budget cannot take the block, it waits in the prefetch staging."""
+        """entry: the expert's in `Residency`. staged: the budget cannot take the block."""
         super().__init__(row, expert, first, 1, evicted, None)
+        self.entry = entry
         self.staged = staged
         self.unwanted = False  # staged, and its event started without asking for it

@@ -118,7 +118,8 @@ class Sums:
         if not len(own):
             return 0
         block = own[:, FIRST] if self._by_block else 0
-        job = (((own[:, EVENT] - own[0, EVENT]) << 16) + own[:, EXPERT] << 16) + block
+        event = own[:, EVENT] - own[0, EVENT]
+        job = (((event << 16) + own[:, EXPERT]) << 16) + block
         jobs, place = np.unique(job, return_inverse=True)
         computes, time = own[:, KIND] == COMPUTE, own[:, ALONE]
         load = np.bincount(place[~computes], time[~computes], len(jobs)).astype(np.int64)

@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
     rows: Sequence[int]  # of the trace; decode: in slot order
     phase: int
-    opens: bool = False  # the first chunk of a prompt
+    opens: bool = False  # the first chunk of a prompt that is run to its end
     closes: bool = False  # the last one
 
 
@@ -59,8 +59,10 @@ def split(trace: RoutingTrace) -> tuple[RoutingTrace, RoutingTrace, str]:
 
 def chosen_rows(trace: RoutingTrace, phase: str, limit: int | None) -> npt.NDArray[np.int64]:
     """The first ``limit`` rows of ``phase`` (decode, prefill or all); CrispError if none."""
-    wanted = trace.phase >= 0 if phase == "all" else trace.phase == (phase == "decode")
-    rows = np.flatnonzero(wanted)[:limit]
+    if phase == "all":
+        rows = np.arange(trace.rows)[:limit]
+    else:
+        rows = np.flatnonzero(trace.phase == {"prefill": PREFILL, "decode": DECODE}[phase])[:limit]
     if not len(rows):
         raise CrispError(f"phase {phase}: the trace has no such rows to simulate")
     return rows
@@ -88,7 +90,7 @@ def plan(
                 slots[slot] = own[decode][::-1].tolist()
         if any(prompts):
             first = min(filter(None, prompts))  # of the sequence that came first
-            yield from _chunks(first, chunk)
+            yield from _chunks(first, chunk, _ends_here(trace, first[-1]))
             prompts[prompts.index(first)] = []
         elif taken := [slot.pop() for slot in slots if slot]:
             yield Step(taken, DECODE)
@@ -96,10 +98,17 @@ def plan(
             return
 
 
-def _chunks(prompt: list[int], chunk: int) -> Iterator[Step]:
+def _ends_here(trace: RoutingTrace, row: int) -> bool:
+    """Whether the prompt that ``row`` belongs to ends with it: a limit may have cut it."""
+    if row + 1 == trace.rows or trace.phase[row + 1] == DECODE:
+        return True
+    return bool(trace.sequence[row + 1] != trace.sequence[row])
+
+
+def _chunks(prompt: list[int], chunk: int, whole: bool) -> Iterator[Step]:
     for start in range(0, len(prompt), chunk):
         last = start + chunk >= len(prompt)
-        yield Step(prompt[start : start + chunk], PREFILL, start == 0, last)
+        yield Step(prompt[start : start + chunk], PREFILL, whole and start == 0, whole and last)
 
 
 class Workload:

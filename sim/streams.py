@@ -89,7 +89,7 @@ class Streams:
                 event = -1 if load.prefetch else scheduler.event
                 ns, _ = self._load_costs[load.blocks]
                 add((self._number, event, layer, kind, load.expert, load.first, load.blocks,
-                     start, now, ns, scheduler.store.total))  # fmt: skip
+                     start, now, ns, scheduler.store.landed))  # fmt: skip
                 if until[_COMPUTE] == now:
                     self._link_event = Instant(env, _CHOICES)
                     yield self._link_event
@@ -139,7 +139,7 @@ class Streams:
                 until[_COMPUTE] = -1
             of_event = -1 if event.experts is None else scheduler.event + 1
             add((self._number, of_event, layer, LAYER, -1, 0, 0,
-                 start, now, ns, scheduler.store.total))  # fmt: skip
+                 start, now, ns, scheduler.store.landed))  # fmt: skip
             if event.experts is None:
                 continue
             scheduler.start(layer, self._workload.tasks(event, self._residents), event.guess)
@@ -162,7 +162,7 @@ class Streams:
                     until[_COMPUTE] = -1
                 scheduler.computed(task)
                 add((self._number, scheduler.event, layer, COMPUTE, task.expert, first,
-                     last - first, start, now, ns, scheduler.store.total))  # fmt: skip
+                     last - first, start, now, ns, scheduler.store.landed))  # fmt: skip
         self._close(step, now)
         yield env.timeout(now - env.now)
 

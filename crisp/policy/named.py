@@ -110,7 +110,8 @@ def named(
 
 def read_order(text: str, seed: int) -> Order:
     """An order by its spelling; ``random`` and ``random(7)`` take a seed, the others nothing."""
-    if text.strip().startswith("random"):
+    text = text.strip()
+    if text.startswith("random"):
         drawn = build(text, {"random": RandomOrder}, "order")
         return Order("random", seed if drawn.seed is None else int(drawn.seed))
     if text not in RULES:

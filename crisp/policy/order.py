@@ -13,21 +13,15 @@ from fractions import Fraction
 from crisp.errors import CrispError
 
 Key = tuple[int, int]
-Rule = Callable[[int, int, int, int], Key]
 _PRIME, _FACTOR = 2**31 - 1, 48271  # Lehmer's generator: products stay within 64 bits
 
 
-def first_come(width: int, load_ns: int, compute_ns: int, draw: int) -> Key:
-    """By first appearance alone: row, then router rank."""
-    return 0, 0
-
-
-def widest_first(width: int, load_ns: int, compute_ns: int, draw: int) -> Key:
+def widest_first(width: int, load_ns: int, compute_ns: int, lot: int) -> Key:
     """By requested width, the widest first: Algorithm 1 of the paper."""
     return -width, 0
 
 
-def johnson(width: int, load_ns: int, compute_ns: int, draw: int) -> Key:
+def johnson(width: int, load_ns: int, compute_ns: int, lot: int) -> Key:
     """Johnson's rule for the two-machine flow shop (1954): the shortest makespan of one event.
 
     Tasks whose load is shorter than their computation come first, by load; then the others, the
@@ -38,12 +32,12 @@ def johnson(width: int, load_ns: int, compute_ns: int, draw: int) -> Key:
     return 1, -compute_ns
 
 
-def drawn(width: int, load_ns: int, compute_ns: int, draw: int) -> Key:
+def by_lot(width: int, load_ns: int, compute_ns: int, lot: int) -> Key:
     """By a number drawn for the task."""
-    return draw, 0
+    return lot, 0
 
 
-def draw(seed: int, event: int, place: int) -> int:
+def draw_lot(seed: int, event: int, place: int) -> int:
     """A number in [1, 2**31 - 2] from (seed, event, place): the same on every machine."""
     x = 1 + seed % (_PRIME - 1)
     for part in (event, place, 0):
@@ -51,6 +45,15 @@ def draw(seed: int, event: int, place: int) -> int:
         x = x * _FACTOR % _PRIME
         x = (x ^ (x >> 15)) * _FACTOR % _PRIME
     return x
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A key function of (width, load ns, compute ns, lot), and which of these it needs."""
+
+    key: Callable[[int, int, int, int], Key]
+    timed: bool = False  # else both times are 0
+    drawn: bool = False  # else the lot is 0
 
 
 @dataclass(frozen=True)
@@ -67,16 +70,16 @@ class Order:
 
     @property
     def rule(self) -> Rule | None:
-        """The key function; None where first appearance decides."""
+        """How tasks are ranked; None where first appearance decides."""
         return RULES[self.name]
 
 
 RULES: dict[str, Rule | None] = {
     "sequential": None,
     "fifo": None,
-    "random": drawn,
-    "widest": widest_first,
-    "johnson": johnson,
+    "random": Rule(by_lot, drawn=True),
+    "widest": Rule(widest_first),
+    "johnson": Rule(johnson, timed=True),
 }
 
 

@@ -38,7 +38,7 @@ class BoundWidths(Protocol):
         """
 
     def table(self) -> Widths | None:
-        """The widths [layers, anchor, expert], if the policy looks at nothing else (4.2.4)."""
+        """The widths [layers, anchor, expert], if the policy looks at nothing else."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class WidthPolicy(Protocol):
     """What gives a width to every (token, expert)."""
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> BoundWidths:
-        """The policy for one model; ``ordered``: whether the trace it will see is (DESIGN 4)."""
+        """The policy for one model. ordered: whether the trace sorts experts by weight."""
 
 
 @dataclass(frozen=True)

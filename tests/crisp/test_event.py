@@ -125,3 +125,17 @@ def test_what_does_not_fit_is_transient(unit: str, resident: dict[tuple[int, int
     """Two experts of two blocks, both protected, in 3/4 of the memory: one expert or 3 blocks."""
     toy = Toy([[[0, 1]]], [[[2, 2]]], 2, 2, share=Fraction(3, 4), unit=unit)
     assert toy.simulated()["residency"] == [resident]
+
+
+def test_blocks_count_as_landed_when_they_arrive() -> None:
+    """Three blocks of room: expert 0 takes two, one at a time; of expert 1 one is kept."""
+    scheduler, _ = one_event(
+        [2, 2], share=Fraction(3, 4), unit="block", granularity="block", cache="lru"
+    )
+    landed = []
+    for _ in range(4):
+        load = scheduler.next_load()
+        landed.append(scheduler.store.landed)
+        scheduler.loaded(load)
+    assert [*landed, scheduler.store.landed] == [0, 1, 2, 3, 3]
+    assert scheduler.store.used == [3]

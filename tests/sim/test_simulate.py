@@ -111,6 +111,11 @@ def test_prefill_gives_a_time_to_the_first_token(code: RoutingTrace) -> None:
     m = run(code, phase="prefill", limit=192, chunk=40).metrics
     assert m["ttft_ms"] == pytest.approx((m["total_ns"] or 0) / 1e6 / 2)
     assert m["prefill_tokens_per_second"] == pytest.approx(192 / ((m["total_ns"] or 0) / 1e9))
+    cut = run(code, phase="prefill", limit=193, chunk=40)  # one row of a third prompt
+    assert cut.metrics["ttft_ms"] == m["ttft_ms"]
+    assert run(code, phase="prefill", limit=95).unavailable["ttft_ms"] == (
+        "no prompt was run to its end"
+    )
     whole = run(code, phase="all", limit=None).metrics
     assert whole["tokens"] == split(code)[1].rows
 

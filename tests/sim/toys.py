@@ -12,7 +12,7 @@ import numpy as np
 from crisp.event import EventScheduler
 from crisp.model import ModelSpec
 from crisp.policy import Budget, Cache, Order, Policy, Prefetch
-from crisp.policy.order import draw
+from crisp.policy.order import draw_lot
 from crisp.policy.width import Full
 from crisp.tasks import Task
 from crisp.timeline import COLUMNS, COMPUTE, LAYER, PREFETCH, Recorder, Rows, StepLog
@@ -244,7 +244,7 @@ class Toy:
         }
 
     def _ranking(self, event: int, experts: list[int]) -> list[int]:
-        places = sorted(range(len(experts)), key=lambda place: draw(0, event, place))
+        places = sorted(range(len(experts)), key=lambda place: draw_lot(0, event, place))
         return [experts[place] for place in places]
 
 

@@ -15,7 +15,7 @@ from crisp.errors import CrispError
 from crisp.model import ModelSpec
 from crisp.policy import Budget, Cache, named, static_residents
 from crisp.policy.cache import kept_blocks, lfu_victim, lru_victim
-from crisp.policy.order import RULES, draw, drawn, johnson, widest_first
+from crisp.policy.order import RULES, by_lot, draw_lot, johnson, widest_first
 from crisp.policy.width import Full, Single, Tiered, Uniform, table_widths
 from crisp.profile import Profile, anchors
 from crisp.profile.tiers import sorted_tiers
@@ -65,8 +65,8 @@ def test_victims_compiled(rule: object) -> None:
 def test_other_rules_compiled() -> None:
     for rule in filter(None, RULES.values()):
         for args in [(8, 5, 9, 3), (4, 9, 5, 7), (1, 5, 5, 1)]:
-            assert numba.njit(rule)(*args) == rule(*args)
-    assert numba.njit(draw)(7, 123_456, 3) == draw(7, 123_456, 3)
+            assert numba.njit(rule.key)(*args) == rule.key(*args)
+    assert numba.njit(draw_lot)(7, 123_456, 3) == draw_lot(7, 123_456, 3)
     assert numba.njit(kept_blocks)(8, 3, 4, False) == 7
     counts = np.array([50, 20, 20, 10, 0])
     assert numba.njit(sorted_tiers)(counts, 3, 5, 9, 10).tolist() == [0, 0, 1, 2, 2]
@@ -103,7 +103,9 @@ def test_widest_first_can_lose_to_johnson() -> None:
 
 def test_random_draws_from_seed_and_event() -> None:
     def ranking(seed: int, event: int) -> tuple[int, ...]:
-        return tuple(sorted(range(3), key=lambda place: drawn(0, 0, 0, draw(seed, event, place))))
+        return tuple(
+            sorted(range(3), key=lambda place: by_lot(0, 0, 0, draw_lot(seed, event, place)))
+        )
 
     seen = [ranking(0, event) for event in range(600)]
     counts = {order: seen.count(order) for order in permutations(range(3))}

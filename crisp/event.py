@@ -2,7 +2,7 @@
 
 It is told an event's tasks, which loads have arrived and which computations have ended; it answers
 what to load and what to compute next, which blocks to evict, and what to prefetch. The simulator
-and real streams drive the same object:
+drives it, and so can real streams:
 
     scheduler.start(layer, tasks, guess)
     while not scheduler.done:

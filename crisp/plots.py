@@ -51,6 +51,20 @@ _LINES = [
     ("#CC79A7", "X"),
 ]
 _MAX_BARS, _MAX_EVENTS = 90, 8
+_CHARACTER = 0.0065  # its width, of the width of the picture
+
+
+class Label(NamedTuple):
+    """What is written on bars: an expert, and how many of its blocks they load or compute."""
+
+    expert: int
+    blocks: int
+
+    def text(self, n_blocks: int) -> str:
+        """E5, or E5 4/8 for a part of it; n_blocks: of a whole expert."""
+        return f"E{self.expert}" + (
+            f" {self.blocks}/{n_blocks}" if self.blocks < n_blocks else ""
+        )
 
 
 class Line(NamedTuple):
@@ -80,7 +94,8 @@ def gantt(
 ) -> None:
     """Draw timelines below each other on one axis of time, each from its own begin.
 
-    timelines: rows by their name; n_blocks: of a whole expert; note: small print below.
+    timelines: rows by their name; n_blocks: of a whole expert; note: small print below, to which
+    the meaning of a label is added.
     """
     from matplotlib.patches import Patch
 
@@ -89,9 +104,13 @@ def gantt(
         longest = max(int(_until(rows) - _since(rows)) for rows in timelines.values()) / 1e6
         places: list[float] = []
         names: list[str] = []
+        labels: list[Label] = []
         for place, (name, rows) in enumerate(timelines.items()):
             link, compute = -3.0 * place, -3.0 * place - 1
-            _draw_rows(axes, rows, (link, compute), longest, n_blocks)
+            _draw_rows(axes, rows, (link, compute), longest)
+            for lane, kinds in ((link, (LOAD, PREFETCH)), (compute, (COMPUTE,))):
+                own = rows[np.isin(rows[:, KIND], kinds)]
+                labels += _label_rows(axes, own, lane, _since(rows), longest, n_blocks)
             places += [link, compute]
             names += ["link", "compute"]
             took = (_until(rows) - _since(rows)) / 1e6
@@ -106,7 +125,8 @@ def gantt(
         patches = [Patch(color=_COLOURS[k], label=_LEGEND[k]) for k in _LEGEND if k in seen]
         figure.legend(handles=patches, ncols=len(patches), frameon=False, loc="outside upper right")
         axes.set_title(title, loc="left", fontsize=11)
-        figure.supxlabel(note, fontsize=8, color="#444444", x=0.01, ha="left")
+        small = f"{note} {_explained(labels, n_blocks)}".strip()
+        figure.supxlabel(small, fontsize=8, color="#444444", x=0.01, ha="left")
 
 
 def throughput(
@@ -127,7 +147,7 @@ def throughput(
             ax.yaxis.set_minor_locator(NullLocator())
             ax.set_title(machine, loc="left", fontsize=10)
             ax.set_xlabel("memory for routed experts (% of all of them)")
-            ax.set_xticks(sorted({100 * share for line in lines for share in line.budgets}))
+            ax.set_xlim(left=0)
             ax.grid(axis="y", color="#E5E5E5", linewidth=0.6)
             ax.spines[["top", "right"]].set_visible(False)
             ax.yaxis.set_major_formatter("{x:g}")
@@ -144,9 +164,7 @@ def check_format(path: Path) -> None:
         raise CrispError(f"{path}: expected a name that ends in .png, .pdf or .svg")
 
 
-def _draw_rows(
-    axes: Axes, rows: Rows, lanes: tuple[float, float], longest: float, n_blocks: int
-) -> None:
+def _draw_rows(axes: Axes, rows: Rows, lanes: tuple[float, float], longest: float) -> None:
     link, compute = lanes
     since = _since(rows)
     labelled = -longest
@@ -164,24 +182,41 @@ def _draw_rows(
             if start - labelled > 0.02 * longest:  # else the labels would overlap
                 labelled = start
                 axes.text(start, link + 0.5, f"L{row[LAYER_ID]}", fontsize=7, va="bottom")
+
+
+def _label_rows(
+    axes: Axes, rows: Rows, lane: float, since: int, longest: float, n_blocks: int
+) -> list[Label]:
+    """Name the experts on a lane where there is room; the labels that were drawn.
+
+    Bars of the same expert that follow each other have one label together: at granularity block
+    there is a bar for each of its blocks.
+    """
+    drawn = []
+    rows = rows[np.argsort(rows[:, START], kind="stable")]
+    alike = rows[:, [KIND, EVENT, LAYER_ID, EXPERT]]
+    begins = np.flatnonzero((np.diff(alike, axis=0) != 0).any(axis=1)) + 1
+    for bars in np.split(rows, begins) if len(rows) else []:
+        label = Label(int(bars[0, EXPERT]), int(bars[:, BLOCKS].sum()))
+        start = max(0.0, (int(bars[0, START]) - since) / 1e6)
+        end = (int(bars[-1, END]) - since) / 1e6
+        text = label.text(n_blocks)
+        if len(text) * _CHARACTER * longest > end - start:
             continue
-        label = expert = f"E{row[EXPERT]}"
-        fits = int(length / (0.0065 * longest))  # characters
-        if row[BLOCKS] < n_blocks:
-            label += f" {row[BLOCKS]}/{n_blocks}"
-        if row[BLOCKS] == 1 and len(label) > fits:  # one of many alike
-            label = expert
-        if len(label) <= fits:
-            dark = kind == LOAD
-            axes.text(
-                start + length / 2,
-                lane,
-                label,
-                ha="center",
-                va="center",
-                fontsize=7,
-                color="white" if dark else "black",
-            )
+        colour = "white" if bars[0, KIND] == LOAD else "black"
+        centre = (start + end) / 2
+        axes.text(centre, lane, text, ha="center", va="center", fontsize=7, color=colour)
+        drawn.append(label)
+    return drawn
+
+
+def _explained(labels: Sequence[Label], n_blocks: int) -> str:
+    """What labels mean, by one of them: one of a part of an expert if there is any."""
+    if not labels:
+        return ""
+    label = next((label for label in labels if label.blocks < n_blocks), labels[0])
+    part = f", {label.blocks} of its {n_blocks} blocks" if label.blocks < n_blocks else ""
+    return f"{label.text(n_blocks)}: expert {label.expert}{part}."
 
 
 def _since(rows: Rows) -> int:

@@ -1,6 +1,6 @@
 """A trace as the stream of events it stands for: steps, widths, tasks and guesses.
 
-Simulator and hardware take the same stream, so both execute exactly the same tasks.
+Whatever executes a trace takes this stream, and so exactly the same tasks.
 """
 
 from __future__ import annotations

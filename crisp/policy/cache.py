@@ -1,7 +1,7 @@
 """Cache policies: what is admitted to the budget and what is evicted for it.
 
-Rules are plain functions over the scheduler's arrays, indexed by entry (MoE layer x expert), so
-that interpreted, simulated and compiled runs share them.
+Rules are plain functions over the scheduler's arrays, indexed by entry (MoE layer x expert), and
+written so that numba can compile them.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from crisp.policy.width import WIDTHS, WidthPolicy
 
 @dataclass(frozen=True)
 class Policy:
-    """Everything that is decided while a model runs. The simulator and hardware take the same."""
+    """Everything that is decided while a model runs, in one object for whatever runs it."""
 
     name: str
     width: WidthPolicy

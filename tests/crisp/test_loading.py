@@ -70,5 +70,5 @@ def test_a_missing_folder_is_said_at_once(tmp_path: Path) -> None:
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(CrispError, match=r"torch is needed.*pip install 'crisp-moe\[hf\]'"):
+    with pytest.raises(CrispError, match=r"torch is needed.*pip install '\.\[hf\]'"):
         load(str(TINY))

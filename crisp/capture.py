@@ -24,7 +24,6 @@ from crisp.errors import CrispError
 from crisp.loading import Loaded
 from crisp.trace.file import Header, RoutingTrace
 
-PREFILL, DECODE = 0, 1
 DEFAULT_SEQUENCES = 16  # of each text, where that many fit
 
 

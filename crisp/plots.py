@@ -62,9 +62,7 @@ class Label(NamedTuple):
 
     def text(self, n_blocks: int) -> str:
         """E5, or E5 4/8 for a part of it; n_blocks: of a whole expert."""
-        return f"E{self.expert}" + (
-            f" {self.blocks}/{n_blocks}" if self.blocks < n_blocks else ""
-        )
+        return f"E{self.expert}" + (f" {self.blocks}/{n_blocks}" if self.blocks < n_blocks else "")
 
 
 class Line(NamedTuple):

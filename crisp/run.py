@@ -18,7 +18,7 @@ from crisp.files import atomic
 from crisp.hardware import CostModel, HardwareProfile
 from crisp.model import ModelSpec
 from crisp.timeline import StepLog, Sums
-from crisp.workload import DECODE
+from crisp.trace import DECODE
 
 VERSION = 1
 

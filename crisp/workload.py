@@ -15,10 +15,9 @@ import numpy.typing as npt
 from crisp.errors import CrispError
 from crisp.policy import BoundWidths
 from crisp.tasks import Task
-from crisp.trace import RoutingTrace
+from crisp.trace import DECODE, PREFILL, RoutingTrace
 
 PHASES = ("decode", "prefill", "all")
-PREFILL, DECODE = 0, 1
 _GATHER = 128  # rows whose widths are looked up at a time: few enough to stay in the cache
 
 

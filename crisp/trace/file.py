@@ -21,6 +21,7 @@ from crisp.files import atomic
 from crisp.trace import check, store
 
 VERSION = 1
+PREFILL, DECODE = 0, 1  # phases
 _FORMAT = "crisp-trace"
 _STEP = 1 << 12  # rows copied or hashed at a time
 

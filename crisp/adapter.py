@@ -32,7 +32,7 @@ def need(module: str) -> Any:
     except ImportError as error:
         top = module.partition(".")[0]
         raise CrispError(
-            f"{top} is needed here and is not installed: pip install '.[hf]' in the checkout ({error})"
+            f"{top} is needed and not installed: pip install '.[hf]' in the checkout ({error})"
         ) from error
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from crisp.adapter import Layout, Recorder, Routing, need, recording
 from crisp.errors import CrispError
 from crisp.loading import Loaded
-from crisp.trace.file import Header, RoutingTrace
+from crisp.trace.file import DECODE, PREFILL, Header, RoutingTrace
 
 DEFAULT_SEQUENCES = 16  # of each text, where that many fit
 

@@ -199,8 +199,9 @@ def _label_rows(
         start = max(0.0, (int(bars[0, START]) - since) / 1e6)
         end = (int(bars[-1, END]) - since) / 1e6
         text = label.text(n_blocks)
-        if len(text) * _CHARACTER * longest > end - start:
-            continue
+        covered = int((bars[:, END] - bars[:, START]).sum()) / 1e6
+        if len(text) * _CHARACTER * longest > end - start or covered < (end - start) / 2:
+            continue  # it would not fit, or stand between bars
         colour = "white" if bars[0, KIND] == LOAD else "black"
         centre = (start + end) / 2
         axes.text(centre, lane, text, ha="center", va="center", fontsize=7, color=colour)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import crisp.capture
 from crisp.capture import Recipe
+from crisp.cli.progress import progress_of
+from crisp.cli.words import counted
 from crisp.errors import CrispError
 from crisp.loading import load
 
@@ -54,23 +54,13 @@ def capture(
             raise CrispError(f"{path}: no such file; a text was expected")
     recipe = Recipe(prompt_tokens, new_tokens, sequences, batch, temperature, seed, token_ids)
     loaded = load(model)
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task(f"{loaded.name}: tokens", total=None)
-        trace = crisp.capture.capture(
-            loaded, texts, recipe, lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    with progress_of(f"{loaded.name}: tokens") as update:
+        trace = crisp.capture.capture(loaded, texts, recipe, update)
     trace.save(out)
     decode = int(trace.phase.sum())
     typer.echo(
-        f"{out}: {trace.rows} rows ({decode} decode), {len(trace.sequences()[0])} sequences, "
-        f"{len(trace.moe_layers)} MoE layers of {trace.layers}, "
+        f"{out}: {counted(trace.rows, 'row')} ({decode:,} decode), "
+        f"{counted(len(trace.sequences()[0]), 'sequence')}, "
+        f"{counted(len(trace.moe_layers), 'MoE layer')} of {trace.layers}, "
         f"{trace.header.n_experts} experts, top-{trace.k}"
     )

@@ -34,6 +34,7 @@ POLICIES = {
 BUDGETS, ROWS = ("10%", "20%", "30%", "40%", "50%"), 1000
 QUICK_BUDGETS, QUICK_ROWS = ("10%", "50%"), 60
 _DRAWN, _DRAWN_AT, _DRAWN_ROWS, _SETTLED = ("lru", "crisp"), "30%", 400, 50
+_FEW = {2: "two", 3: "three", 4: "four", 5: "five"}
 _NEAR_ENOUGH = 0.1  # of the medians, deviations of both timelines together
 
 
@@ -131,6 +132,7 @@ def _reading(setup: Setup, runs: Sequence[Run]) -> list[str]:
     lines = [
         f"tokens/s are of these {setup.spec.n_layers} layers, not of a whole model; budgets are "
         "shares of all routed experts.",
+        _whole(setup, runs),
         "Quality is not simulated, so speed alone does not rank policies: up leaves out half of "
         "every",
         "expert and crisp parts of rarer pairs, which costs accuracy; fo, lru and mo change "
@@ -150,16 +152,34 @@ def _reading(setup: Setup, runs: Sequence[Run]) -> list[str]:
     return lines
 
 
+def _whole(setup: Setup, runs: Sequence[Run]) -> str:
+    """What is left of the budgets, which are floored to whole experts."""
+    from crisp.cli.tables import held
+
+    policy = next(run for run in runs if run.settings["policy"]["name"] == "lru").settings["policy"]
+    asked = list(dict.fromkeys(run.settings["budget"]["asked"] for run in runs))
+    numbers = [text.removesuffix("%") for text in asked]
+    found = [held(text, setup, policy) for text in asked]
+    line = (
+        f"{', '.join(numbers)} % of {found[0][1]} experts: "
+        f"{', '.join(str(units) for units, _, _ in found)} whole ones"
+    )
+    for number, (_, _, empty) in zip(numbers, found, strict=True):
+        if empty:
+            layers = "one layer holds" if empty == 1 else f"{_FEW.get(empty, empty)} layers hold"
+            line += f"; at {number} % {layers} none"
+    return f"{line}."
+
+
 def _draw_speeds(setup: Setup, of_machine: Sequence[Sequence[Run]], path: Path) -> None:
     from crisp.plots import Line, throughput
-    from crisp.units import exact
 
     panels = {}
     for machine, runs in zip(MACHINES, of_machine, strict=True):
         panels[machine] = [
             Line(
                 name,
-                [float(exact(run.settings["budget"]["asked"])) for run in own],
+                [float(run.settings["budget"]["share"]) for run in own],
                 [float(run.metrics["tokens_per_second"] or 0) for run in own],
                 dashed=name == "up",
             )
@@ -170,8 +190,9 @@ def _draw_speeds(setup: Setup, of_machine: Sequence[Sequence[Run]], path: Path) 
         path,
         panels,
         f"{setup.spec.n_layers} layers of {MODEL} in {BITS} bits, simulated; decoding, batch 1",
-        f"Routing: {setup.name}. Quality is not simulated: up (dashed) leaves out half of every "
-        "expert, crisp parts of rarer pairs.",
+        f"Routing: {setup.name}, {setup.rows():,} rows; granularity "
+        f"{setup.conditions.granularity}; budgets in whole experts. Quality is not simulated: up "
+        "(dashed) leaves out half of every expert,\ncrisp parts of rarer pairs.",
     )
 
 
@@ -200,8 +221,10 @@ def _draw_token(setup: Setup, path: Path) -> None:
         setup.spec.n_blocks,
         f"Token {step + 1} at a budget of {_DRAWN_AT.replace('%', ' %')}, {setup.hardware.name}, "
         f"{setup.spec.n_layers} layers of {MODEL} in {BITS} bits, simulated",
-        f"A token of about the median time under both. E5: expert 5; 4/8: four of its "
-        f"{setup.spec.n_blocks} blocks. {_DRAWN[1]} leaves out parts of experts.",
+        f"Picked: after the first {_SETTLED} tokens, the first that loads a part of an expert and "
+        f"whose times differ from the medians of both by at most {100 * _NEAR_ENOUGH:.0f} % in "
+        f"all;\nif there is none, the nearest. Granularity {conditions.granularity}. {_DRAWN[1]} "
+        "leaves out parts of experts.",
     )
 
 

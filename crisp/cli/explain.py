@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -60,6 +62,7 @@ _ADVICE = {
     ],
     "none": ["no stream is busy all the time: overlap would help"],
 }
+_RULE = ("the first", "there is none")
 _SHARED = ["link and compute share one memory and slow each other down: fewer bytes help both"]
 
 
@@ -106,10 +109,9 @@ def one_run(run: Run, which: str) -> list[str]:
     """The account of a run in a few lines."""
     parts = account(run)
     settings, metrics = run.settings, run.metrics
-    model, unified = settings["model"], settings["hardware"]["kind"] == "unified"
+    unified = settings["hardware"]["kind"] == "unified"
     lines = [
-        f"{which}: {_name(run)}; {model['name']}, {model['n_layers']} layers, "
-        f"phase {settings['phase']}, batch {settings['batch']}",
+        *wrap(f"{which}: {_conditions(run)}", 100, subsequent_indent=" " * 4),
         f"{parts.total:.3f} ms a token:",
         _line(parts, parts.waits, "compute waits for loads"),
         _line(parts, parts.experts, "computing experts"),
@@ -122,8 +124,9 @@ def one_run(run: Run, which: str) -> list[str]:
     if parts.memory is not None:
         lines.append(_line(parts, parts.memory, "memory: all that both streams move"))
     lines += [
-        f"link busy {_percent(metrics['link_busy'])}, compute {_percent(metrics['compute_busy'])}; "
-        f"near bound: {parts.near}",
+        f"link busy {_percent(metrics['link_busy'])}, compute {_percent(metrics['compute_busy'])}",
+        f"near bound: {parts.near} ({_RULE[parts.near == 'none']} of compute, bytes, memory and "
+        f"order that makes up {100 * _NEAR:.0f} % of the time)",
         *(_SHARED if unified and parts.near == "none" else _ADVICE[parts.near]),
     ]
     if not unified:  # there what one stream gains the other may lose
@@ -169,10 +172,19 @@ def _line(parts: Account, part: float, what: str) -> str:
     return f"  {part:10.3f} ms  {parts.share(part):3.0f} %  {what}"
 
 
-def _name(run: Run) -> str:
+def _conditions(run: Run) -> str:
+    from crisp.cli.tables import described
+    from crisp.cli.words import counted
+
     settings = run.settings
-    policy, hardware = settings["policy"]["name"], settings["hardware"]["name"]
-    return f"{policy} at {settings['budget']['asked']} on {hardware}"
+    policy, model, hardware = (settings[key] for key in ("policy", "model", "hardware"))
+    return (
+        f"{policy['name']} at {settings['budget']['asked']} on {hardware['name']}; "
+        f"{model['name']}, {counted(model['n_layers'], 'layer')} in "
+        f"{float(Fraction(model['bits'])):g} bits; {counted(settings['trace']['rows'], 'row')}, "
+        f"phase {settings['phase']}, batch {settings['batch']}, granularity "
+        f"{settings['granularity']}; {described(policy)}"
+    )
 
 
 def _megabytes(run: Run) -> str:

@@ -11,6 +11,7 @@ from typing import IO
 
 import crisp.run
 from crisp.cli.cells import Cell
+from crisp.cli.words import counted
 from crisp.errors import CrispError
 from crisp.perfetto import perfetto
 from crisp.plots import check_format, few_events, gantt
@@ -59,8 +60,12 @@ class Outputs:
                 check_format(path)
 
     @contextmanager
-    def sinks(self, cell: Cell, title: str) -> Iterator[Sequence[Sink]]:
-        """Where the timeline of a run goes; files appear, complete, when the block ends."""
+    def sinks(self, cell: Cell, trace: str) -> Iterator[Sequence[Sink]]:
+        """Where the timeline of a run goes; files appear, complete, when the block ends.
+
+        trace: its name.
+        """
+        title = _title(cell)
         with ExitStack() as stack:
             sinks: list[Sink] = []
             if self.timeline is not None:
@@ -76,12 +81,15 @@ class Outputs:
             yield sinks
             if self.plot is not None and window is not None:
                 drawn = few_events(window.rows)
+                name = f"step {int(drawn[0, STEP])}"
+                if len(drawn) < len(window.rows):
+                    name += ", its first events"
                 gantt(
                     _binary(self.plot),
-                    {f"step {int(drawn[0, STEP])}, its first events": drawn},
+                    {name: drawn},
                     cell.spec.n_blocks,
                     title,
-                    f"E5: expert 5; 1/{cell.spec.n_blocks}: one of its {cell.spec.n_blocks} blocks",
+                    f"Routing: {trace}.",
                 )
 
     def write_runs(self, runs: Sequence[Run]) -> None:
@@ -93,6 +101,16 @@ class Outputs:
             sys.stdout.write(crisp.run.to_json(content))
         else:
             crisp.run.save(content, self.json)
+
+
+def _title(cell: Cell) -> str:
+    """The conditions of a run in a line."""
+    spec, conditions = cell.spec, cell.conditions
+    return (
+        f"{cell.policy.name} at {cell.budget.text} on {cell.hardware.name}; "
+        f"{counted(spec.n_layers, 'layer')} of {spec.name} in {float(spec.bits):g} bits, "
+        f"batch {conditions.batch}, granularity {conditions.granularity}"
+    )
 
 
 def _binary(name: str) -> Path | IO[bytes]:

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 _STEPS = 500  # redraws at most
 
@@ -14,23 +22,44 @@ _STEPS = 500  # redraws at most
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar; what is yielded is told how many more are done. It is gone when the block ends."""
+    with progress_of(what) as update:
+        done, shown, each = 0, 0, max(1, total // _STEPS)
+        update(done, total)
+
+        def advance(more: int = 1) -> None:
+            nonlocal done, shown
+            done += more
+            if done - shown >= each:
+                shown = done
+                update(done, total)
+
+        yield advance
+
+
+@contextmanager
+def progress_of(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar that is told how many of how many are done; it only pulses until it is told."""
+    with _bar(what, MofNCompleteColumn(), TimeRemainingColumn()) as update:
+        yield update
+
+
+@contextmanager
+def progress_share(what: str) -> Iterator[Callable[[float], None]]:
+    """A bar that is told the share that is done; it only pulses until it is told."""
+    with _bar(what, TimeElapsedColumn()) as update:
+        yield lambda share: update(share, 1)
+
+
+@contextmanager
+def _bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[float, float], None]]:
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
         *columns,
-        TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
         transient=True,
     ) as bar:
-        task = bar.add_task(what, total=total)
-        waiting, each = 0, max(1, total // _STEPS)
-
-        def advance(more: int = 1) -> None:
-            nonlocal waiting
-            waiting += more
-            if waiting >= each:
-                bar.advance(task, waiting)
-                waiting = 0
-
-        yield advance
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

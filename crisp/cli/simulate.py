@@ -51,7 +51,8 @@ def simulate(
     batch: Annotated[int, typer.Option(help="Sequences that decode side by side.")] = 1,
     chunk: Annotated[int, typer.Option(help="Prompt tokens of one prefill step.")] = 512,
     block: Annotated[
-        int | None, typer.Option(help="Neurons of a block.  [default: an eighth of an expert]")
+        int | None,
+        typer.Option(help="Neurons of a block.  [default: an eighth of d_ff, rounded up to 16]"),
     ] = None,
     bits: Annotated[
         str | None, typer.Option(help="Stored bits of a routed weight.  [default: as published]")
@@ -106,8 +107,10 @@ def simulate(
     ]
     cells = [setup.cell(one, share) for one in chosen for share in asked]
     if len(cells) == 1:
-        title = f"{setup.name}: {policy} at {budget} on {setup.hardware.name}"
-        with outputs.sinks(cells[0], title) as sinks, progress("tokens", setup.rows()) as advance:
+        with (
+            outputs.sinks(cells[0], setup.name) as sinks,
+            progress("tokens", setup.rows()) as advance,
+        ):
             runs = [run_cell(cells[0], setup.routing, sinks, advance)]
     else:
         with progress("runs", len(cells)) as advance:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import floor, log10
 from textwrap import wrap
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from crisp.cli.setup import Setup
-from crisp.run import Run
+if TYPE_CHECKING:
+    from crisp.cli.setup import Setup
+    from crisp.run import Run
 
 DASH = "–"  # for what could not be had
 _WIDTH = 100
@@ -43,9 +44,12 @@ COLUMNS = {
     "all": (*_DECODE, Column("ttft ms", "ttft_ms"), *_REST),
 }
 _MEANINGS = {
-    "decode": "p50, p95: time of a token, median and 95th percentile",
-    "prefill": "ttft: time to the first token, the mean over prompts",
-    "all": "tokens/s, p50, p95: of decode; ttft: time to the first token, the mean over prompts",
+    "decode": ("p50, p95: time of a token, median and 95th percentile",),
+    "prefill": ("ttft: time to the first token, the mean over prompts",),
+    "all": (
+        "tokens/s, p50 and p95 are of decode rows; MB, stall and J of all rows",
+        "ttft: time to the first token, the mean over prompts",
+    ),
 }
 _COMMON_MEANINGS = (
     "hit, part: tasks that find all, or some, of their blocks resident",
@@ -94,8 +98,10 @@ def aligned(headings: Sequence[str], columns: Sequence[Sequence[str]], text: int
 def notes(setup: Setup, runs: Sequence[Run]) -> list[str]:
     """What has to be said below a table, in lines that fit."""
     phase = setup.conditions.phase
-    lines = [_described(run) for run in _each_policy(runs)]
-    lines += [_MEANINGS[phase], *_COMMON_MEANINGS]
+    policies = [run.settings["policy"] for run in _each_policy(runs)]
+    lines = [f"{policy['name'] + ':':<8}{described(policy)}" for policy in policies]
+    lines += _budgets(setup, runs)
+    lines += [*_MEANINGS[phase], *_COMMON_MEANINGS]
     missing: dict[str, list[str]] = {}
     for column in COLUMNS[phase]:
         for run in runs:
@@ -114,8 +120,36 @@ def _each_policy(runs: Sequence[Run]) -> list[Run]:
     return list({run.settings["policy"]["name"]: run for run in runs}.values())
 
 
-def _described(run: Run) -> str:
-    policy = run.settings["policy"]
+def held(asked: str, setup: Setup, policy: dict[str, Any]) -> tuple[int, int, int]:
+    """(whole units that a budget holds, all of them, parts of the cache that hold none)."""
+    from crisp.policy import Budget, Cache
+
+    spec, cache = setup.spec, Cache(policy["cache"], policy["scope"], policy["unit"])
+    parts = Budget.parse(asked).capacity(spec, cache)
+    per_unit = spec.n_blocks if cache.unit == "expert" else 1
+    return sum(parts) // per_unit, spec.n_routed * spec.n_blocks // per_unit, parts.count(0)
+
+
+def _budgets(setup: Setup, runs: Sequence[Run]) -> list[str]:
+    """What is left of each budget, which is floored to whole units."""
+    if setup.hardware.loads_from == "mapped":
+        return []
+    lines = {}
+    for run in runs:
+        policy, asked = run.settings["policy"], run.settings["budget"]["asked"]
+        if policy["cache"] == "none":
+            continue
+        units, of, empty = held(asked, setup, policy)
+        line = f"budget {asked}: {units:,} of {of:,} {policy['unit']}s, {100 * units / of:.1f} %"
+        if empty and policy["scope"] == "layer":
+            layers = len(setup.spec.moe_layers)
+            line += f"; {empty} of {layers} layers {'holds' if empty == 1 else 'hold'} none"
+        lines[asked] = line
+    return list(lines.values())
+
+
+def described(policy: dict[str, Any]) -> str:
+    """A run's policy in words."""
     cache = "no cache"
     if policy["cache"] != "none":
         scope = "per layer" if policy["scope"] == "layer" else "for all layers"
@@ -125,7 +159,7 @@ def _described(run: Run) -> str:
         "guess": ", prefetches what the trace guessed",
         "previous": ", prefetches what the previous token used",
     }[policy["prefetch"]]
-    return f"{policy['name'] + ':':<8}width {policy['width']}, {policy['order']}, {cache}{ahead}"
+    return f"width {policy['width']}, {policy['order']}, {cache}{ahead}"
 
 
 def _part_of_a_model(setup: Setup, runs: Sequence[Run]) -> str | None:

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from crisp.cli.progress import progress_share
+from crisp.cli.tables import aligned
+from crisp.cli.words import counted
 from crisp.errors import CrispError
 from crisp.files import atomic
 from crisp.model import ModelSpec
+from crisp.plots import check_format
+from crisp.policy.width import Tiered
 from crisp.profile import Profile, tiers
 from crisp.trace import RoutingTrace
-from crisp.trace.bundled import resolve
+from crisp.trace.bundled import SUFFIX, resolve
 from crisp.trace.chains import read_chains
-from crisp.trace.describe import (
-    ALPHA,
-    BETA,
-    BOTTOM,
-    TOP,
-    WARM_WIDTH,
-    Description,
-    describe,
-    percent_of,
-)
+from crisp.trace.describe import BOTTOM, TOP, Description, describe, percent_of
 from crisp.trace.plot import draw
 from crisp.trace.synth import synthesize
 from crisp.trace.table import import_table
@@ -38,6 +29,7 @@ from crisp.trace.table import import_table
 app = typer.Typer(help="Routing traces: look at them, check, import, capture and draw them.")
 
 Trace = Annotated[str, typer.Argument(help="A trace file, or the name of a bundled one.")]
+_WIDTH = 100
 Out = Annotated[Path, typer.Option(help="The trace: NAME.trace.safetensors.")]
 
 
@@ -52,13 +44,16 @@ def info(
     ] = None,
 ) -> None:
     """Say what a trace holds: its shape, how skewed it is, how it persists."""
+    if plot is not None:
+        check_format(plot)
     path = resolve(trace)
-    with _progress(path.name):
+    with progress_share(path.name):
         loaded = RoutingTrace.load(path)
         profile = Profile.from_trace(loaded)
-        facts = describe(loaded, profile, tiers(profile, ALPHA, BETA))
+        tiering = Tiered()  # the defaults: the paper's
+        facts = describe(loaded, profile, tiers(profile, tiering.alpha, tiering.beta), tiering)
     if plot is not None:
-        draw(plot, facts, profile)
+        draw(plot, path.name.removesuffix(SUFFIX), facts, profile)
     text = json.dumps(facts.to_dict(), indent=1)
     if json_file == "-":
         typer.echo(text)
@@ -73,7 +68,7 @@ def info(
 def validate(trace: Trace) -> None:
     """Check everything a trace file promises."""
     path = resolve(trace)
-    with _progress(path.name):
+    with progress_share(path.name):
         loaded = RoutingTrace.load(path)
     typer.echo(f"ok: {path}: {_shape(loaded)}")
 
@@ -102,7 +97,7 @@ def import_(
     if (model is None) == (experts is None and layers is None):
         raise CrispError("import: expected either --model, or --experts and --layers")
     spec = None if model is None else ModelSpec.named(model)
-    with _progress(table.name) as progress:
+    with progress_share(table.name) as progress:
         done = import_table(
             table,
             out,
@@ -118,8 +113,8 @@ def import_(
     for note in done.notes:
         typer.echo(f"note: {note}")
     typer.echo(
-        f"{out}: {done.rows:,} rows of {done.table_rows:,} table rows, {done.sequences} sequences, "
-        f"{done.layers} layers, top-{done.k}"
+        f"{out}: {counted(done.rows, 'row')} of {counted(done.table_rows, 'table row')}, "
+        f"{counted(done.sequences, 'sequence')}, {counted(done.layers, 'layer')}, top-{done.k}"
     )
 
 
@@ -143,28 +138,17 @@ def synth(
     if worst.miss > 1e-6:
         note += f"; shares of common experts missed by up to {worst.miss:.2g} (layer {layer})"
         typer.echo(f"note: no chain has both statistics of layer {layer}: off by {worst.miss:.2g}")
-    with _progress(out.name) as progress:
+    with progress_share(out.name) as progress:
         trace = synthesize(chains, tokens, seed, sequences=sequences, note=note, progress=progress)
         trace.save(out)
     typer.echo(f"{out}: synthetic, seed {seed}: {_shape(trace)}")
 
 
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal, told the share that is done; it only pulses until it is told."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, disable=not console.is_terminal, transient=True
-    ) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda share: bar.update(task, completed=share, total=1)
-
-
 def _shape(trace: RoutingTrace) -> str:
     return (
-        f"{trace.rows:,} rows, {len(trace.sequences()[0])} sequences, {trace.layers} layers "
-        f"({len(trace.moe_layers)} MoE), {trace.header.n_experts} experts, top-{trace.k}"
+        f"{counted(trace.rows, 'row')}, {counted(len(trace.sequences()[0]), 'sequence')}, "
+        f"{counted(trace.layers, 'layer')} ({len(trace.moe_layers)} MoE), "
+        f"{trace.header.n_experts} experts, top-{trace.k}"
     )
 
 
@@ -176,22 +160,27 @@ def _print(name: str, facts: Description) -> None:
     origin = header["origin"] + (f", seed {header['seed']}" if header["seed"] is not None else "")
     has = [what for what in ("weights", "guess", "token") if getattr(facts, what)]
     least, quarter, half, three, most = facts.lengths
+    each = f"{least} to {most}, quartiles {quarter}, {half}, {three}"
+    if least == most:
+        each = str(least)
     low, high = facts.first_positions
     sorted_ = "sorted by router weight" if header["ordered"] else "not sorted by router weight"
     lines = {
         "rows": f"{facts.rows:,}: {facts.prefill:,} prefill, {facts.decode:,} decode",
         "layers": f"{facts.n_layers}, {len(facts.layers)} of them MoE",
         "experts": f"{n}, top-{header['top_k']}, {sorted_}",
-        "sequences": f"{facts.sequences}; rows of each {least} to {most}, quartiles {quarter}, "
-        f"{half}, {three}; first position {low if low == high else f'{low} to {high}'}",
+        "sequences": f"{facts.sequences:,}; rows of each {each}; "
+        f"first position {low if low == high else f'{low} to {high}'}",
         "origin": f"{origin}; {header['tool']}, {header['time']}",
         **known,
+        "digest": facts.digest,
         "also has": ", ".join(has) or "nothing (no weights, guess or token ids)",
     }
     width = max(map(len, lines))
     typer.echo(name)
     for key, text in lines.items():
-        typer.echo(f"  {key:{width}}  {text}")
+        _fold(f"  {key:{width}}  {text}", width + 4)
+    typer.echo()
 
     names = (
         "layer",
@@ -203,20 +192,19 @@ def _print(name: str, facts: Description) -> None:
         "saving",
     )
     keys = ("top", "bottom", "entropy_bits", "overlap", "chance", "saving")
-    table = Table(box=SIMPLE_HEAD)
-    for column in names:
-        table.add_column(column, justify="right")
-    for layer in facts.layers:
-        cells = [_cell(key, getattr(layer, key)) for key in keys]
-        table.add_row(str(layer.layer), *cells, end_section=layer is facts.layers[-1])
-    table.add_row("mean", *(_cell(key, facts.mean(key)) for key in keys))
-    Console().print(table)
+    columns = [[*(str(layer.layer) for layer in facts.layers), "mean"]]
+    for key in keys:
+        values = [*(getattr(layer, key) for layer in facts.layers), facts.mean(key)]
+        columns.append([_cell(key, value) for value in values])
+    typer.echo("\n".join(f"  {line}" for line in aligned(names, columns, text=0)) + "\n")
 
     top, bottom = (percent_of(share, facts.combinations) for share in (TOP, BOTTOM))
-    typer.echo(
+    _fold(
         f"top, bottom: activations of the {top:,} most and the {bottom:,} least frequent of "
-        f"{facts.combinations:,} possible combinations\n"
-        f"entropy: of the experts' shares, in bits; at most {facts.max_entropy_bits:.2f}\n"
+        f"{facts.combinations:,} possible combinations"
+    )
+    _fold(f"entropy: of the experts' shares, in bits; at most {facts.max_entropy_bits:.2f}")
+    _fold(
         "overlap: of a decode token's experts, those that the decode token before it had too; "
         "chance: were they independent"
     )
@@ -225,19 +213,28 @@ def _print(name: str, facts: Description) -> None:
         hot, warm, cold = (
             f"{100 * sum(tier) / len(taken):.0f}" for tier in zip(*taken, strict=True)
         )
-        typer.echo(
-            f"saving: Eq. 4 for tiers counted on this very trace (alpha {float(ALPHA)}, beta "
-            f"{float(BETA)}, warm {float(WARM_WIDTH)}): {hot} / {warm} / {cold} % of activations "
-            "are HOT / WARM / COLD"
+        rule = ", ".join(f"{key} {value:g}" for key, value in facts.tiers.items())
+        _fold(
+            f"saving: Eq. 4 for tiers counted on this very trace ({rule}): {hot} / {warm} / "
+            f"{cold} % of activations are HOT / WARM / COLD"
         )
     curve = facts.curve()
     steps = sorted({max(1, n * part // 8) for part in (1, 2, 4, 6)})
-    typer.echo(
+    _fold(
         "experts: the most frequent "
         + ", ".join(f"{i} ({100 * i / n:.0f} %) take {100 * curve[i - 1]:.0f} %" for i in steps)
     )
     if facts.rows * (header["top_k"] - 1) < facts.combinations:
-        typer.echo("note: fewer activations a layer than combinations: their shares say little")
+        _fold("note: fewer activations a layer than combinations: their shares say little")
+
+
+def _fold(text: str, indent: int = 8) -> None:
+    """Print a text in lines that fit, the later ones indented."""
+    rest = " " * indent
+    lines = wrap(
+        text, _WIDTH, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+    typer.echo("\n".join(lines))
 
 
 def _cell(key: str, value: float | None) -> str:

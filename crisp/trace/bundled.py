@@ -28,6 +28,6 @@ def resolve(name_or_path: str | Path) -> Path:
     known = bundled()
     if str(name_or_path) in known:
         return known[str(name_or_path)]
-    if path.parent != Path() or path.suffix == ".safetensors":
-        raise CrispError(f"{path}: no such file")
+    if any(sign in str(name_or_path) for sign in "/."):  # no bundled name has any
+        raise CrispError(f"{name_or_path}: no such file")
     raise nearest(str(name_or_path), known, "trace")

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from crisp.trace.file import RoutingTrace
 
-ALPHA, BETA, WARM_WIDTH = Fraction(6, 10), Fraction(9, 10), Fraction(1, 2)  # paper, section 3.3
 TOP, BOTTOM = 25, 29  # percent of the combinations, as in the paper's Figure 3
 
 Floats = npt.NDArray[np.float64]
@@ -32,6 +31,22 @@ class Counts(Protocol):
     @property
     def pair_counts(self) -> Ints:
         """[layers, experts, experts]: combinations (i, j), at i < j only."""
+
+
+class Tiering(Protocol):
+    """Where the tiers end, and what they mean: a `crisp.policy.width.Tiered`."""
+
+    @property
+    def alpha(self) -> Fraction:
+        """Share of the activations that comes before the first WARM combination."""
+
+    @property
+    def beta(self) -> Fraction:
+        """The same, before the first COLD one."""
+
+    @property
+    def warm(self) -> Fraction:
+        """Width of the second expert of a WARM combination."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,7 @@ class Description:
     """The facts of a trace; ``layers`` has its MoE layers only."""
 
     header: dict[str, Any]
+    digest: str  # of the tensors
     rows: int
     n_layers: int
     prefill: int
@@ -67,6 +83,7 @@ class Description:
     token: bool
     combinations: int  # possible pairs of experts
     max_entropy_bits: float
+    tiers: dict[str, float]  # alpha, beta, warm
     layers: tuple[Layer, ...]
 
     def mean(self, fact: str) -> float | None:
@@ -86,12 +103,13 @@ class Description:
             **dataclasses.asdict(self),
             "means": {fact: self.mean(fact) for fact in facts},
             "curve": self.curve().tolist(),
-            "tiers": {"alpha": float(ALPHA), "beta": float(BETA), "warm": float(WARM_WIDTH)},
         }
 
 
-def describe(trace: RoutingTrace, counts: Counts, tiers: npt.NDArray[np.uint8]) -> Description:
-    """The facts of ``trace``, given its own counts, and the tiers for ALPHA and BETA from these.
+def describe(
+    trace: RoutingTrace, counts: Counts, tiers: npt.NDArray[np.uint8], tiering: Tiering
+) -> Description:
+    """The facts of ``trace``, given its own counts, and the tiers by ``tiering`` from these.
 
     ``tiers`` is [layers, experts, experts]: 0 HOT, 1 WARM, 2 COLD (`crisp.profile.tiers`).
     """
@@ -101,6 +119,7 @@ def describe(trace: RoutingTrace, counts: Counts, tiers: npt.NDArray[np.uint8]) 
     decode = int((trace.phase == 1).sum())
     return Description(
         header=dataclasses.asdict(trace.header),
+        digest=trace.digest(),
         rows=trace.rows,
         n_layers=trace.layers,
         prefill=trace.rows - decode,
@@ -113,7 +132,8 @@ def describe(trace: RoutingTrace, counts: Counts, tiers: npt.NDArray[np.uint8]) 
         token=trace.token is not None,
         combinations=math.comb(trace.header.n_experts, 2),
         max_entropy_bits=math.log2(trace.header.n_experts),
-        layers=_layers(trace, counts, tiers),
+        tiers={name: float(getattr(tiering, name)) for name in ("alpha", "beta", "warm")},
+        layers=_layers(trace, counts, tiers, tiering.warm),
     )
 
 
@@ -134,7 +154,9 @@ def pair_shares(counts: Counts, layer: int) -> Floats | None:
     return sorted_shares(pairs) if pairs.any() else None
 
 
-def _layers(trace: RoutingTrace, counts: Counts, tiers: npt.NDArray[np.uint8]) -> tuple[Layer, ...]:
+def _layers(
+    trace: RoutingTrace, counts: Counts, tiers: npt.NDArray[np.uint8], warm: Fraction
+) -> tuple[Layer, ...]:
     pairs = np.triu_indices(trace.header.n_experts, 1)
     n = len(pairs[0])
     overlap, chance = _overlap(trace)
@@ -150,8 +172,8 @@ def _layers(trace: RoutingTrace, counts: Counts, tiers: npt.NDArray[np.uint8]) -
             own, tier = counts.pair_counts[layer][pairs], tiers[layer][pairs]
             taken = [int(own[tier == t].sum()) for t in _TIERS]
             # Eq. 4 for any k: every activation reads an expert, but the second of a combination
-            # reads WARM_WIDTH of it (WARM) or nothing (COLD).
-            spared = taken[1] * (1 - WARM_WIDTH) + taken[2]
+            # reads ``warm`` of it (WARM) or nothing (COLD).
+            spared = taken[1] * (1 - warm) + taken[2]
             facts = {
                 "top": float(shares[: percent_of(TOP, n)].sum()),
                 "bottom": float(shares[n - percent_of(BOTTOM, n) :].sum()),

@@ -8,26 +8,23 @@ import numpy as np
 
 from crisp.errors import CrispError
 from crisp.files import atomic
-from crisp.trace.describe import ALPHA, BETA, Counts, Description, pair_shares
+from crisp.trace.describe import Counts, Description, pair_shares
 
-FORMATS = (".png", ".pdf", ".svg")
 _FEW = 150  # more combinations than these are drawn as one area, not as bars
 _TIERS = ("HOT", "WARM", "COLD")
 _SHADES = ("#fbe3cd", "#fdf4e3", "#eef2f6")
 _BARS, _CURVE = "#3b6ea5", "#b5452c"
 
 
-def draw(path: Path, described: Description, counts: Counts) -> None:
+def draw(path: Path, name: str, described: Description, counts: Counts) -> None:
     """Draw the combinations' shares of activations, most frequent first, and their running sum.
 
     Every MoE layer is sorted on its own; lines and bars are means over layers, bands reach from the
-    least to the greatest layer, tiers end where they do on average. Raises CrispError for an
-    unknown kind of picture, and for top-1 routing, which has no combinations.
+    least to the greatest layer, tiers end where they do on average. name: of the trace. Raises
+    CrispError for top-1 routing, which has no combinations.
     """
     from matplotlib.figure import Figure  # slow to import, and only pictures need it
 
-    if path.suffix.lower() not in FORMATS:
-        raise CrispError(f"--plot {path}: expected a name that ends in {', '.join(FORMATS)}")
     layers = [layer for layer in described.layers if layer.tier_combinations]
     if not layers:
         raise CrispError(f"--plot {path}: top-1 routing has no combinations to draw")
@@ -58,8 +55,8 @@ def draw(path: Path, described: Description, counts: Counts) -> None:
         )
     else:
         bars.stairs(mean, edges, fill=True, color=_BARS)
-    for share in (ALPHA, BETA):
-        curve.axhline(100 * float(share), color=_CURVE, linewidth=0.7, linestyle=":")
+    for share in ("alpha", "beta"):
+        curve.axhline(100 * described.tiers[share], color=_CURVE, linewidth=0.7, linestyle=":")
     curve.fill_between(edges, running.min(axis=0), running.max(axis=0), color=_CURVE, alpha=0.15)
     curve.plot(edges, running.mean(axis=0), color=_CURVE)
     bars.set(xlim=(0, shown), ylim=(0, None))
@@ -67,7 +64,9 @@ def draw(path: Path, described: Description, counts: Counts) -> None:
     bars.set_ylabel("share of activations (%)", color=_BARS)
     curve.set(ylim=(0, 100))
     curve.set_ylabel("running sum (%)", color=_CURVE)
-    title = f"{described.rows:,} tokens, mean and range of {len(layers)} MoE layers"
-    bars.set_title(f"{described.header['model'] or 'trace'}: {title}", pad=18, fontsize=10)
+    model, origin = described.header["model"] or "an unnamed model", described.header["origin"]
+    made = "drawn from statistics of" if origin == "synthetic" else f"{origin} from"
+    title = f"{name}: {described.rows:,} tokens, {made} {model}"
+    bars.set_title(f"{title}\nmean and range over its MoE layers", pad=18, fontsize=10)
     with atomic(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:].lower(), dpi=160)

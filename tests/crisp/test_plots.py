@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from crisp.errors import CrispError
 from crisp.plots import Line, check_format, few_events, gantt, throughput
@@ -60,6 +62,33 @@ def test_few_events_are_whole_and_few() -> None:
 def test_a_prefetch_beside_the_events_is_shown() -> None:
     rows = np.array([row(LAYER, 0, 0, 9), row(PREFETCH, -1, 2, 8), row(COMPUTE, 0, 9, 12)])
     assert len(few_events(rows)) == 3
+
+
+def drawn(rows: list[list[int]]) -> list[str]:
+    """All texts of a picture, whose blocks are 4 to an expert."""
+    out = BytesIO()
+    texts: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda self, *rest, **more: texts.extend(
+            text.get_text() for text in self.findobj(Text)
+        ))  # fmt: skip
+        gantt(out, {"one": np.array(rows)}, 4, "title", "note.")
+    return texts
+
+
+def test_blocks_of_an_expert_have_one_label() -> None:
+    def block(place: int) -> list[int]:
+        return [0, 0, 1, LOAD, 2, place, 1, (1 + 10 * place) * MS, (11 + 10 * place) * MS, 0, 0]
+
+    texts = drawn([row(LAYER, 0, 0, 1), *(block(place) for place in range(3))])
+    assert [text for text in texts if text.startswith("E2")] == ["E2 3/4"]
+    assert "note. E2 3/4: expert 2, 3 of its 4 blocks." in texts
+
+
+def test_only_labels_that_are_drawn_are_explained() -> None:
+    whole = drawn([row(LAYER, 0, 0, 1), row(LOAD, 0, 1, 81)])
+    assert "note. E2: expert 2." in whole
+    assert "note." in drawn([row(LAYER, 0, 0, 1)])
 
 
 def test_throughput_draws_a_line_for_each_policy(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from crisp.cli.demo import MACHINES, POLICIES, speeds, typical_step
 from crisp.run import Run, load
 from crisp.timeline import COMPUTE, LOAD
 
+WHOLE = "10, 50 % of 48 experts: 4, 24 whole ones; at 10 % two layers hold none."
+
 
 def test_the_demonstration_and_what_it_says_to_do_next(
     crisp: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -34,7 +36,7 @@ def test_the_demonstration_and_what_it_says_to_do_next(
         )
         for run in runs
     ]
-    for words in ("mixtral-8x7b, 6 of 32 layers", "4.25 bits", "Quality is not simulated"):
+    for words in ("mixtral-8x7b, 6 of 32 layers", "4.25 bits", "Quality is not simulated", WHOLE):
         assert words in done.out
     assert max(map(len, done.out.splitlines())) <= 100
 

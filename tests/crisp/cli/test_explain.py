@@ -27,12 +27,22 @@ def run(kind: str = "discrete", **metrics: float) -> Run:
         "compute_busy": 0.4,
     }
     settings = {
-        "policy": {"name": "lru"},
+        "trace": {"rows": 1000},
+        "policy": {
+            "name": "lru",
+            "width": "full",
+            "order": "fifo",
+            "cache": "lru",
+            "scope": "layer",
+            "unit": "expert",
+            "prefetch": "none",
+        },
         "budget": {"asked": "10%"},
         "hardware": {"name": "box", "kind": kind},
-        "model": {"name": "moe", "n_layers": 6},
+        "model": {"name": "moe", "n_layers": 6, "bits": "17/4"},
         "phase": "decode",
         "batch": 1,
+        "granularity": "expert",
     }
     return Run(settings, values | metrics, {}, {})
 
@@ -77,7 +87,11 @@ def test_no_overlap_is_promised_where_the_memory_is_shared() -> None:
 
 def test_a_run_in_a_few_lines() -> None:
     lines = one_run(run(), "run 1 of 1")
-    assert lines[0] == "run 1 of 1: lru at 10% on box; moe, 6 layers, phase decode, batch 1"
+    assert " ".join(line.strip() for line in lines[:2]) == (
+        "run 1 of 1: lru at 10% on box; moe, 6 layers in 4.25 bits; 1,000 rows, phase decode, "
+        "batch 1, granularity expert; width full, fifo, cache lru per layer by expert"
+    )
+    lines = lines[1:]
     assert lines[1] == "10.000 ms a token:"
     assert [line.split("  ")[-1] for line in lines[2:5]] == [
         "compute waits for loads",
@@ -86,7 +100,11 @@ def test_a_run_in_a_few_lines() -> None:
     ]
     assert [line.split()[2] for line in lines[2:5]] == ["60", "30", "10"]
     assert "5.000 ms   50 %  bytes: 80 MB a token" in lines[6]
-    assert "link busy 50 %, compute 40 %; near bound: none" in lines
+    assert "link busy 50 %, compute 40 %" in lines
+    assert (
+        "near bound: none (there is none of compute, bytes, memory and order that makes up 90 % of "
+        "the time)"
+    ) in lines
     assert lines[-1] == (
         "at most: a better order gains 30 %, perfect overlap between layers 50 %, "
         "loading nothing 60 %"
@@ -103,7 +121,9 @@ def test_a_list_has_a_line_for_each_run(crisp: Callable, tmp_path: Path) -> None
     ]
     chosen = crisp("explain", tmp_path / "runs.json", "--run", "2").out
     assert chosen.startswith("run 2 of 2: ")
-    assert "near bound: bytes" in chosen
+    assert (
+        "near bound: bytes (the first of compute, bytes, memory and order that makes up" in chosen
+    )
 
 
 @pytest.mark.parametrize("number", [0, 3])

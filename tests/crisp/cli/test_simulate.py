@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -71,6 +72,46 @@ def test_the_output_states_its_conditions(crisp: Callable, trace: Path) -> None:
     ):
         assert words in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [  # of 3 layers with 8 experts of 8 blocks
+        ((), "budget 10%: 2 of 24 experts, 8.3 %; 1 of 3 layers holds none\nbudget 30%: 7 of 24"),
+        (("--scope", "global"), "budget 10%: 2 of 24 experts, 8.3 %\nbudget 30%: 7 of 24"),
+        (("--unit", "block"), " of 192 blocks, 9.9 %\nbudget 30%: 57 of 192 blocks, 29.7 %\n"),
+        (("--phase", "all"), "p50 and p95 are of decode rows; MB, stall and J of all rows\n"),
+    ],
+)
+def test_budgets_are_said_in_whole_units(
+    crisp: Callable, trace: Path, options: tuple[str, ...], line: str
+) -> None:
+    line_up = ("--policy", "fo,lru", "--budget", "10%,30%", "--block", "32")
+    assert line in told(crisp("simulate", trace, *line_up, *options))
+
+
+def test_pictures_and_timelines_say_the_conditions(
+    crisp: Callable, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("crisp.cli.outputs.gantt", lambda *arguments: drawn.append(arguments))
+    for granularity in ("expert", "block"):
+        told(
+            crisp(
+                "simulate", trace, "--policy", "lru", "--budget", "30%", "--bits", "4.25",
+                "--block", "16", "--granularity", granularity, "--batch", "2",
+                "--plot", tmp_path / "g.png", "--perfetto", tmp_path / f"{granularity}.json",
+            )
+        )  # fmt: skip
+    title = "lru at 30% on rtx4090-pcie4; 3 layers of toy in 4.25 bits, batch 2, granularity "
+    assert [arguments[3] for arguments in drawn] == [f"{title}expert", f"{title}block"]
+    events = json.loads((tmp_path / "block.json").read_text())["traceEvents"]
+    assert events[0]["args"]["name"] == f"{title}block"
+    # three events of at most 4 experts are drawn whole; in blocks of 16 neurons they are too many
+    whole, first = (next(iter(arguments[1])) for arguments in drawn)
+    assert whole.startswith("step ")
+    assert "first events" not in whole
+    assert first == f"{whole}, its first events"
 
 
 def test_mo_says_what_it_prefetches(crisp: Callable, trace: Path, tmp_path: Path) -> None:

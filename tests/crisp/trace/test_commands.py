@@ -80,6 +80,12 @@ def test_import_for_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     code, out, _ = crisp(capsys, "trace", "info", "t")
     assert "model      mixtral-8x7b" in out
     assert "fewer activations a layer than combinations" in out
+    assert "rows of each 1;" in out
+    assert f"digest     {RoutingTrace.load('t').digest()}\n" in out
+    lines = out.splitlines()
+    assert lines == [line.rstrip() for line in lines]
+    assert max(map(len, lines)) <= 100
+    assert "t: 1 row, 1 sequence, 32 layers (32 MoE)" in crisp(capsys, "trace", "validate", "t")[1]
 
 
 @pytest.mark.parametrize(
@@ -88,6 +94,9 @@ def test_import_for_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         ("validate none.safetensors", "error: none.safetensors: no such file"),
         ("validate routing.csv", "error: routing.csv: not a whole safetensors file"),
         ("info none", "error: unknown trace 'none'"),
+        ("info none.csv", "error: none.csv: no such file"),
+        ("info no/ne", "error: no/ne: no such file"),
+        ("info none --plot t.xyz", "error: t.xyz: expected a name that ends in .png, .pdf or .svg"),
         ("import none.csv --out t --experts 4 --layers 2", "error: none.csv: no such file"),
         ("import routing.csv --out t --experts 4 --layers 1", "error: routing.csv: layer 1 found"),
         ("import routing.csv --out t --experts 3 --layers 2", "error: routing.csv: e0 3 found"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ import pandas as pd
 import pytest
 
 from crisp.errors import CrispError
+from crisp.policy.width import Tiered
 from crisp.profile import Profile, tiers
 from crisp.trace import Header, RoutingTrace
-from crisp.trace.describe import ALPHA, BETA, Description, describe, percent_of
+from crisp.trace.describe import Description, describe, percent_of
 from crisp.trace.plot import draw
 
 
@@ -33,7 +35,8 @@ def trace_of(experts: list | np.ndarray, n_experts: int, **changes) -> RoutingTr
 
 def facts_of(trace: RoutingTrace) -> Description:
     profile = Profile.from_trace(trace)
-    return describe(trace, profile, tiers(profile, ALPHA, BETA))
+    tiering = Tiered()
+    return describe(trace, profile, tiers(profile, tiering.alpha, tiering.beta), tiering)
 
 
 def test_by_hand() -> None:
@@ -134,7 +137,7 @@ def test_top_1_has_no_combinations(tmp_path: Path) -> None:
     assert layer.overlap == pytest.approx(0.5)
     assert facts.mean("top") is None
     with pytest.raises(CrispError, match="top-1 routing has no combinations"):
-        draw(tmp_path / "t.png", facts, Profile.from_trace(trace))
+        draw(tmp_path / "t.png", "t", facts, Profile.from_trace(trace))
 
 
 def test_as_json(make) -> None:
@@ -142,6 +145,8 @@ def test_as_json(make) -> None:
     read = json.loads(json.dumps(facts.to_dict(), allow_nan=False))
     assert read["header"]["n_experts"] == 8
     assert len(read["layers"]) == 2
+    assert read["digest"] == make(layers=2).digest()
+    assert read["tiers"] == {"alpha": 0.6, "beta": 0.9, "warm": 0.5}
     assert read["means"]["top"] == pytest.approx(facts.mean("top"))
     assert read["curve"][-1] == pytest.approx(1)
 
@@ -151,16 +156,21 @@ def test_as_json(make) -> None:
 def test_pictures(make, tmp_path: Path, end: str, n_experts: int) -> None:
     trace = make(rows=60, n_experts=n_experts)
     path = tmp_path / f"t{end}"
-    draw(path, facts_of(trace), Profile.from_trace(trace))
+    draw(path, "t", facts_of(trace), Profile.from_trace(trace))
     start = path.read_bytes()[:200]
     assert {".png": b"PNG", ".svg": b"<svg", ".pdf": b"%PDF"}[end] in start + path.read_bytes()
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_unknown_kind_of_picture(make, tmp_path: Path) -> None:
-    trace = make()
-    with pytest.raises(CrispError, match=r"expected a name that ends in \.png, \.pdf, \.svg"):
-        draw(tmp_path / "t.xyz", facts_of(trace), Profile.from_trace(trace))
+def test_the_tiers_are_those_asked_for() -> None:
+    tokens = [[0, 1]] * 5 + [[2, 1]] * 3 + [[2, 3], [3, 0]]  # before each pair: 0, .5, .8, .9
+    trace = trace_of([[token] for token in tokens], 4)
+    profile = Profile.from_trace(trace)
+    asked = Tiered(alpha=Fraction(2, 5), beta=Fraction(7, 10), warm=Fraction(1, 4))
+    facts = describe(trace, profile, tiers(profile, asked.alpha, asked.beta), asked)
+    assert facts.tiers == {"alpha": 0.4, "beta": 0.7, "warm": 0.25}
+    # One HOT pair (5), one WARM (3), two COLD (2): 3 x 3/4 + 2 of 20 experts are spared.
+    assert facts.layers[0].saving == pytest.approx((3 * 0.75 + 2) / 20)
 
 
 def test_mixtral_pair_counts(shared: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,14 +55,16 @@ def simulate(
     conditions: Conditions | None = None,
     *,
     split: str | None = None,
+    file: Mapping[str, str] | None = None,
     sinks: Sequence[Sink] = (),
     progress: Callable[[int], None] | None = None,
 ) -> Run:
     """Run ``trace`` on a simulated machine.
 
     spec: from `crisp.fitting.fit`, so that it has the trace's layers. profile: the counts that
-    tiers, anchors and static caches come from; split: where they come from, in words. sinks: where
-    the timeline goes. progress: called with the number of rows of each step that begins.
+    tiers, anchors and static caches come from; split: where they come from, in words. file: the
+    trace file's name and digest, if ``trace`` is a part of one. sinks: where the timeline goes.
+    progress: called with the number of rows of each step that begins.
 
     Raises CrispError for conditions that do not go together, InvariantError for a fault of ours.
     """
@@ -99,6 +101,7 @@ def simulate(
             "dataset": header.dataset,
             "origin": header.origin,
             "rows": len(rows),
+            "file": file and dict(file),
         },
         "profile": {"sha256": profile.digest(), "from": split},
         "model": spec.to_dict(),

@@ -42,6 +42,7 @@ class Routing:
     simulated: RoutingTrace
     profile: Profile
     how: str  # it was divided, in words
+    file: dict[str, str]  # name and digest of the whole trace
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def open_source(source: Source) -> Routing:
     else:
         counted, simulated = RoutingTrace.load(source.profile), whole
         how = f"profile: all {counted.rows:,} rows of {source.profile.name}; simulated: all rows"
-    return Routing(counted, simulated, Profile.from_trace(counted), how)
+    file = {"name": source.trace.name, "sha256": whole.digest()}
+    return Routing(counted, simulated, Profile.from_trace(counted), how, file)
 
 
 def run_cell(
@@ -86,6 +88,7 @@ def run_cell(
         routing.profile,
         cell.conditions,
         split=routing.how,
+        file=routing.file,
         sinks=sinks,
         progress=progress,
     )

@@ -211,7 +211,7 @@ def _notes(
     if planned.splits:
         notes.append(f"tokens are missing inside sequences: {planned.splits} new sequences begun")
     if resorted:
-        notes.append(f"{resorted} table rows sorted by weight")
+        notes.append(f"{resorted:,} table row{'s' * (resorted != 1)} sorted by weight")
     if "phase" not in table.names:
         notes.append("no column 'phase': all taken as decode")
     return notes

@@ -92,7 +92,7 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
     )
     assert (header.dataset, header.tokenizer, header.model) == ("d", "k", None)
     assert (done.table_rows, done.rows, done.sequences, done.dropped) == (6, 3, 2, 0)
-    assert done.notes == ("1 table rows sorted by weight",)
+    assert done.notes == ("1 table row sorted by weight",)
 
 
 def test_unordered_leaves_the_order_and_says_so(tmp_path: Path) -> None:

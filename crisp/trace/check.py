@@ -98,6 +98,9 @@ def _header(trace: RoutingTrace, name: str) -> None:
         header.top_k <= header.n_experts,
         f"top_k is {header.top_k}; expected at most the {header.n_experts} experts",
     )
+    for key, value in vars(header).items():
+        text = isinstance(value, str) and value.encode(errors="replace").decode()
+        must(text in (False, value), f"{key} {value!r} is not Unicode text")
     must(header.origin in ORIGINS, f"origin is '{header.origin}'; expected {', '.join(ORIGINS)}")
     must(header.origin != "synthetic" or header.seed is not None, "synthetic, but no seed")
     for key, mine in (("n_experts", header.n_experts), ("n_layers", trace.layers)):

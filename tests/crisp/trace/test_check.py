@@ -88,3 +88,11 @@ def test_every_pair_of_ranks_is_compared(make) -> None:
 
 def test_missing_optional_tensors_are_fine(make) -> None:
     check.validate(dataclasses.replace(make(), weights=None), "t")
+
+
+def test_a_header_that_is_no_unicode_text(make, tmp_path) -> None:
+    """A file name that is not UTF-8 reaches Python with lone surrogates; no file could hold it."""
+    trace = make(header={"dataset": "a\udce9.txt"})
+    with pytest.raises(CrispError, match=r"header: dataset 'a\\udce9\.txt' is not Unicode text"):
+        trace.save(tmp_path / "t")
+    assert list(tmp_path.iterdir()) == []

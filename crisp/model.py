@@ -55,6 +55,8 @@ class ModelSpec:
 
         for key in ("n_layers", "n_experts", "top_k", "d_model", "d_ff", "dtype_bits", "block"):
             must(getattr(self, key) >= 1, key, "at least 1")
+        most = 16 * -(-self.d_ff // 16)
+        must(self.block <= most, "block", f"at most {most}, a whole expert")
         must(self.top_k <= self.n_experts, "top_k", f"at most {self.n_experts} experts")
         must(self.matrices in (2, 3), "matrices", "2 or 3")
         must(0 < self.bits <= 64, "bits", "more than 0 and at most 64")

@@ -261,7 +261,13 @@ def test_variants_change_only_what_is_asked() -> None:
     spec = MIXTRAL.with_(block=3584, top_k=1)
     assert (spec.n_blocks, spec.top_k, spec.bits) == (4, 1, MIXTRAL.bits)
     assert spec.config_hash == MIXTRAL.config_hash
-    for change in ({"block": 0}, {"top_k": 9}, {"top_k": 0}, {"bits": Fraction(0)}):
+    for change in (
+        {"block": 0},
+        {"block": 14337},
+        {"top_k": 9},
+        {"top_k": 0},
+        {"bits": Fraction(0)},
+    ):
         with pytest.raises(CrispError, match=f"mixtral-8x7b: {next(iter(change))} is"):
             MIXTRAL.with_(**change)  # type: ignore[arg-type]
 

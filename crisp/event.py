@@ -37,12 +37,13 @@ class EventScheduler:
         capacity: Sequence[int],
         *,
         granularity: str,
-        cost: CostModel,
+        cost: CostModel | None,
         initial: Sequence[int] | None = None,
     ) -> None:
         """capacity: blocks of each part of the budget; initial: blocks resident from the start.
 
-        granularity: ``expert`` or ``block``. The cost model is asked by orders that need times.
+        granularity: ``expert`` or ``block``. The cost model is asked by orders that need times
+        and may be None for the others.
         """
         self.store = Residency(spec, policy.cache, capacity, initial)
         self.ahead: Lookahead | None = None
@@ -231,6 +232,7 @@ class EventScheduler:
 
     def _times(self, task: Task) -> tuple[int, int]:
         """What its missing blocks take to load, and all of it to compute, by the cost model."""
+        assert self._cost is not None
         missing = max(0, task.width - task.issued)
         load_ns = self._cost.load(missing * self._block_bytes) if missing else 0
         neurons = task.neurons(0, task.width, self._upto)

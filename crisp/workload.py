@@ -117,7 +117,7 @@ class Workload:
         """guess: whether the run needs the trace's guesses."""
         self._trace = trace
         self._policy = widths
-        self._tabled = widths.table() is not None
+        self._at_once = not widths.residency  # widths of many rows may be looked up together
         self._guess = trace.guess if guess else None
         self._experts = trace.experts[:0]
         self._weights = trace.weights
@@ -151,7 +151,7 @@ class Workload:
         self._weights = None if trace.weights is None else trace.weights[rows]
         ids: dict[int, list[Any]] = {layer: self._experts[:, layer].tolist() for layer in moe}
         widths: dict[int, list[Any]] = {}
-        if self._tabled:
+        if self._at_once:
             widths = {layer: self._widths(layer, slice(None), None) for layer in moe}
         ahead: dict[int, list[Any]] = {}  # by the layer in whose event the guess is made
         if self._guess is not None:
@@ -165,7 +165,7 @@ class Workload:
                 if layer not in ids:
                     yield Event(step, layer, None, None, (), place)
                     continue
-                asked = widths[layer][place] if self._tabled else None
+                asked = widths[layer][place] if self._at_once else None
                 guessed: list[int] = []
                 if layer in ahead:
                     guessed = [expert for row in ahead[layer][place] for expert in row]

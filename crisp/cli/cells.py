@@ -16,6 +16,7 @@ from pathlib import Path
 
 from crisp.errors import CrispError
 from crisp.hardware import HardwareProfile
+from crisp.metadata import Metadata
 from crisp.model import ModelSpec
 from crisp.policy import Budget, Policy
 from crisp.profile import Profile
@@ -31,14 +32,15 @@ class Source:
     """Where the routing comes from: files, so that every process can map them itself."""
 
     trace: Path
-    profile: Path | None = None
+    profile: Path | None = None  # a trace to count combinations in
+    metadata: Path | None = None  # of a prepared model, which holds the counts
 
 
 @dataclass(frozen=True, eq=False)
 class Routing:
     """What a source holds, divided."""
 
-    counted: RoutingTrace  # what the profile was counted from
+    counted: RoutingTrace | None  # what the profile was counted from; None: metadata holds it
     simulated: RoutingTrace
     profile: Profile
     how: str  # it was divided, in words
@@ -63,13 +65,34 @@ def open_source(source: Source) -> Routing:
     Without a profile of its own, the first half of the trace is counted and the rest simulated.
     """
     whole = RoutingTrace.load(source.trace)
+    file = {"name": source.trace.name, "sha256": whole.digest()}
+    if source.metadata is not None:
+        found = Metadata.load(source.metadata)
+        how = f"profile: {source.metadata.name}, prepared from {found.spec.name}; simulated: all"
+        return Routing(None, whole, _fitting(found, whole, source.metadata), how + " rows", file)
     if source.profile is None:
         counted, simulated, how = split(whole)
     else:
         counted, simulated = RoutingTrace.load(source.profile), whole
         how = f"profile: all {counted.rows:,} rows of {source.profile.name}; simulated: all rows"
-    file = {"name": source.trace.name, "sha256": whole.digest()}
     return Routing(counted, simulated, Profile.from_trace(counted), how, file)
+
+
+def _fitting(found: Metadata, trace: RoutingTrace, path: Path) -> Profile:
+    """The metadata's profile; CrispError unless it is of the traced model."""
+    own, traced = found.spec, trace.header
+    sizes = (own.n_layers, own.n_experts), (trace.layers, traced.n_experts)
+    if sizes[0] != sizes[1]:
+        raise CrispError(
+            f"--metadata {path}: {sizes[0][0]} layers of {sizes[0][1]} experts, but the trace has "
+            f"{sizes[1][0]} of {sizes[1][1]}"
+        )
+    if None not in (own.config_hash, traced.config_hash) and own.config_hash != traced.config_hash:
+        raise CrispError(
+            f"--metadata {path}: belongs to {own.name}; the trace was recorded from another model, "
+            f"{traced.model}"
+        )
+    return found.profile()
 
 
 def run_cell(

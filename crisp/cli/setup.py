@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from crisp.cli.cells import Cell, Routing, Source, open_source
 from crisp.errors import CrispError
@@ -76,13 +77,16 @@ def prepare(
     hardware: str,
     conditions: Conditions,
     profile: str | None = None,
+    metadata: Path | None = None,
     bits: str | None = None,
     block: int | None = None,
     top_k: int | None = None,
 ) -> Setup:
     """Open and check all that a table needs; CrispError for anything that does not fit."""
     path = resolve(trace)
-    source = Source(path, None if profile is None else resolve(profile))
+    if profile is not None and metadata is not None:
+        raise CrispError("--profile and --metadata: both give counts of combinations; give one")
+    source = Source(path, None if profile is None else resolve(profile), metadata)
     machine = hardware_profile(hardware)
     spec = None if model is None else ModelSpec.named(model)
     stored = None if bits is None else exact(bits, "--bits")
@@ -94,7 +98,7 @@ def prepare(
         spec = ModelSpec.from_dict(recorded, str(path))
     spec = spec.with_(bits=stored, block=block)
     fitted = fit(spec, routing.simulated, top_k)
-    if source.profile is not None:
+    if source.profile is not None and routing.counted is not None:
         check_profile(source, routing.counted, spec, fitted, top_k)
     name = trace if str(path) != trace else path.name
     setup = Setup(name, source, routing, spec, fitted, machine, conditions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,6 +34,12 @@ def simulate(
     profile: Annotated[
         str | None,
         typer.Option(metavar="TRACE", help="Count combinations here, and simulate all of TRACE."),
+    ] = None,
+    metadata: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A prepared model's crisp.safetensors, in place of --profile."
+        ),
     ] = None,
     width: Annotated[
         str | None, typer.Option(help="full, uniform(.5), single or tiered(alpha=.6,beta=.9).")
@@ -87,6 +94,7 @@ def simulate(
         hardware=hardware,
         conditions=Conditions(granularity, phase, batch, chunk, seed, limit),
         profile=profile,
+        metadata=metadata,
         bits=bits,
         block=block,
         top_k=top_k,

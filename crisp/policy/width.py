@@ -1,7 +1,7 @@
 """Width policies: how many leading blocks of each expert a token executes (paper, 3.3.3).
 
 Every policy here is a table of the combination alone: the width of an expert given the token's
-anchor. The anchor itself stands on the diagonal.
+anchor, or the pair's measured dominant expert. That one itself stands on the diagonal.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ Widths = npt.NDArray[np.int16]
 class BoundWidths(Protocol):
     """A width policy bound to a model and a profile: pure and vectorised."""
 
+    @property
+    def residency(self) -> bool:
+        """Whether widths depend on what is resident; if not, ``resident`` may be None."""
+
     def widths(
         self,
         layer: int,
@@ -34,7 +38,7 @@ class BoundWidths(Protocol):
         """Blocks of each (token, expert): [rows, k], 0 = skipped.
 
         experts [rows, k], -1 = absent; weights [rows, k], the router's, where the trace has them;
-        resident [experts], blocks of each on the device (None: a table policy may be asked so).
+        resident [experts], blocks of each on the device.
         """
 
     def table(self) -> Widths | None:
@@ -45,9 +49,11 @@ class BoundWidths(Protocol):
 class WidthTable:
     """A policy that is a table of the combination alone."""
 
-    blocks: Widths  # [layers, anchor, expert]
+    blocks: Widths  # [layers, dominant, expert]; on the diagonal the dominant expert's own
     counts: npt.NDArray[np.int64]  # [layers, experts]: finds anchors in unordered traces
     ordered: bool
+    dominant: npt.NDArray[np.int16] | None  # [layers, experts, experts]: measured roles, for k = 2
+    residency = False
 
     def widths(
         self,
@@ -58,17 +64,35 @@ class WidthTable:
     ) -> Widths:
         """One look-up: neither weights nor residency matter."""
         ids = experts.astype(np.int64)
-        return table_widths(ids, anchors(ids, self.counts[layer], self.ordered), self.blocks[layer])
+        first = anchors(ids, self.counts[layer], self.ordered)
+        if self.dominant is not None and ids.shape[1] == 2:
+            first = dominants(ids, first, self.dominant[layer])
+        return table_widths(ids, first, self.blocks[layer])
 
     def table(self) -> Widths | None:
         """The whole policy, which a device may keep resident."""
         return self.blocks
 
 
+def dominants(
+    experts: npt.NDArray[np.int64], first: npt.NDArray[np.int64], measured: npt.NDArray[np.int16]
+) -> npt.NDArray[np.int64]:
+    """Each pair's dominant expert [rows]: as measured, else the anchor ``first`` [rows].
+
+    experts [rows, 2], -1 = absent; measured [E, E], -1 where the pair was not.
+    """
+    both = (experts[:, 0] >= 0) & (experts[:, 1] >= 0)
+    pair = np.where(both[:, None], experts, 0)
+    found = np.where(both, measured[pair[:, 0], pair[:, 1]], -1)
+    return np.where(found >= 0, found, first)
+
+
 def table_widths(
     experts: npt.NDArray[np.int64], first: npt.NDArray[np.int64], table: Widths
 ) -> Widths:
-    """The rule itself: experts [rows, k] (-1 absent), first [rows] the anchors, table [E, E]."""
+    """The rule itself: experts [rows, k] (-1 absent), first [rows] the anchors
+    (or dominant experts), table [E, E].
+    """
     rows, k = experts.shape
     flat = first.repeat(k) * table.shape[1] + experts.ravel()
     widths = table.ravel()[np.maximum(flat, 0)]
@@ -154,7 +178,7 @@ def _table(
     blocks = np.empty((layers, n, n), np.int16)
     blocks[:] = other
     blocks[:, np.arange(n), np.arange(n)] = anchor
-    return WidthTable(blocks, profile.expert_counts, ordered)
+    return WidthTable(blocks, profile.expert_counts, ordered, profile.dominant)
 
 
 def _check_shares(policy: Uniform | Tiered) -> None:

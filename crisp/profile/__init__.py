@@ -1,6 +1,7 @@
-"""Counts of combinations and the tiers drawn from them (paper, sections 2.1 and 3.3.1)."""
+"""Counts of combinations, the tiers drawn from them, and roles (paper, 2.1, 3.3.1 and 3.3.2)."""
 
 from crisp.profile.counts import Profile, anchors
+from crisp.profile.roles import dominant
 from crisp.profile.tiers import COLD, HOT, WARM, tiers
 
-__all__ = ["COLD", "HOT", "WARM", "Profile", "anchors", "tiers"]
+__all__ = ["COLD", "HOT", "WARM", "Profile", "anchors", "dominant", "tiers"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from crisp.model import ModelSpec
 from crisp.trace import RoutingTrace
 
 Ints = npt.NDArray[np.int64]
@@ -22,6 +23,9 @@ class Profile:
     expert_counts: Ints  # [layers, experts]: tokens routed to the expert
     pair_counts: Ints  # [layers, experts, experts]: combinations (i, j), at i < j only
     ordered: bool  # whether the trace says which expert of a token weighs most
+    # [layers, experts, experts], symmetric: each pair's dominant expert as measured by ablation,
+    # -1 where it was not and the router's weight decides. Decides for k = 2 only.
+    dominant: npt.NDArray[np.int16] | None = None
 
     @classmethod
     def from_trace(cls, trace: RoutingTrace) -> Profile:
@@ -45,10 +49,17 @@ class Profile:
                 pairs[layer] += np.bincount(pair[(own >= 0) & (own != first)], minlength=n * n)
         return cls(experts, pairs.reshape(layers, n, n), trace.header.ordered)
 
+    @classmethod
+    def empty(cls, spec: ModelSpec) -> Profile:
+        """Nothing was counted: enough for widths that look at no counts."""
+        shape = (spec.n_layers, spec.n_experts)
+        return cls(np.zeros(shape, np.int64), np.zeros((*shape, spec.n_experts), np.int64), True)
+
     def digest(self) -> str:
-        """SHA-256 of the counts: two profiles with the same digest decide the same."""
+        """SHA-256 of all that decides: two profiles with the same digest decide the same."""
         counts = self.expert_counts.tobytes() + self.pair_counts.tobytes()
-        return hashlib.sha256(counts + bytes([self.ordered])).hexdigest()
+        roles = b"" if self.dominant is None else self.dominant.astype(np.int16).tobytes()
+        return hashlib.sha256(counts + bytes([self.ordered]) + roles).hexdigest()
 
 
 def anchors(experts: Ints, counts: Ints, ordered: bool) -> Ints:

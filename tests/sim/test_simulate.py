@@ -193,6 +193,8 @@ def test_a_policy_that_looks_at_residency_is_asked_event_by_event(code: RoutingT
     """Whatever is resident runs in full, the rest at half."""
 
     class Bound:
+        residency = True
+
         def widths(self, layer: int, experts: Any, weights: Any, resident: Any) -> Any:
             return np.where(np.array(resident)[experts] > 4, 8, 4).astype(np.int16)
 

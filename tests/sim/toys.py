@@ -81,6 +81,10 @@ class GivenWidths:
 
     tabled: bool
 
+    @property
+    def residency(self) -> bool:
+        return not self.tabled
+
     def widths(self, layer: int, experts: Any, weights: Any, resident: Any) -> Any:
         assert (resident is None) == self.tabled
         return weights.astype(np.int16)

@@ -1,0 +1,151 @@
+"""What preparation found out about a model, beside its weights: ``crisp.safetensors``.
+
+Counts of combinations, the roles measured in them, importance curves and the mean contribution of
+every block, with where all of it comes from. It belongs to the weights whose hash it carries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from crisp.errors import CrispError
+from crisp.files import atomic
+from crisp.model import ModelSpec
+from crisp.profile import Profile, dominant, tiers
+from crisp.units import exact
+
+FILE = "crisp.safetensors"
+VERSION = "1"
+POINTS = 32  # of an importance curve
+ALPHA, BETA = exact(".6", "alpha"), exact(".9", "beta")  # of the stored tiers (paper, 3.3.1)
+
+_L, _E = "layers", "experts"
+_TENSORS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "expert_counts": (np.int64, (_L, _E)),
+    "pair_counts": (np.int32, (_L, _E, _E)),
+    "tiers": (np.uint8, (_L, _E, _E)),
+    "increase": (np.float32, (_L, _E, _E)),
+    "curves": (np.float32, (_L, _E, "points")),
+    "contributions": (np.float32, (_L, _E, "blocks")),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Metadata:
+    """Arrays cover all decoder layers; layers that are not MoE are zero, or NaN in ``increase``."""
+
+    spec: ModelSpec
+    weights: str  # sha256 of the prepared weights (crisp.prepare.checkpoint.weights_digest)
+    order: str  # of the neurons, as spelled
+    expert_counts: npt.NDArray[np.int64]  # [layers, experts] tokens routed to the expert
+    pair_counts: npt.NDArray[np.int64]  # [layers, experts, experts] combinations, at i < j only
+    # [layers, experts, experts]: at [l, i, j] what masking i costs in the pair {i, j}; NaN: unknown
+    increase: npt.NDArray[np.float32]
+    curves: npt.NDArray[np.float32]  # [layers, experts, 32] share of importance in the leading /32
+    contributions: npt.NDArray[np.float32]  # [layers, experts, blocks] mean |activation| x |down|
+    provenance: Mapping[str, Any]  # texts, tokens, how roles were found, times, versions
+
+    def profile(self) -> Profile:
+        """The counts, with the measured roles."""
+        return Profile(self.expert_counts, self.pair_counts, True, dominant(self.increase))
+
+    def check_weights(self, digest: str, where: str) -> None:
+        """Raise CrispError unless the weights in ``where`` are those this was made for."""
+        if digest != self.weights:
+            raise CrispError(
+                f"{where}: its weights (sha256 {digest[:12]}…) are not those the metadata "
+                f"belongs to ({self.weights[:12]}…)"
+            )
+
+    def save(self, path: Path | str) -> None:
+        """Write the file; under 2 MB for the models it is meant for."""
+        tensors = {
+            "expert_counts": self.expert_counts,
+            "pair_counts": self.pair_counts,
+            "tiers": tiers(self.profile(), ALPHA, BETA),
+            "increase": self.increase,
+            "curves": self.curves,
+            "contributions": self.contributions,
+        }
+        header = {
+            "crisp": VERSION,
+            "model": json.dumps(self.spec.to_dict(), sort_keys=True),
+            "weights": self.weights,
+            "order": self.order,
+            "provenance": json.dumps(self.provenance, sort_keys=True),
+        }
+        typed: dict[str, npt.NDArray[Any]] = {
+            name: np.ascontiguousarray(tensors[name], dtype)
+            for name, (dtype, _) in _TENSORS.items()
+        }
+        with atomic(path) as temporary:
+            save_file(typed, temporary, header)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Metadata:
+        """Read and check the file; CrispError says what is wrong with it."""
+        try:
+            with safe_open(path, "np") as file:
+                header = file.metadata() or {}
+                _known(path, header, set(file.keys()))
+                tensors = {name: file.get_tensor(name) for name in _TENSORS}
+        except OSError as error:
+            raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except SafetensorError as error:
+            raise CrispError(f"{path}: is no safetensors file: {error}") from error
+        try:
+            spec_fields, provenance = json.loads(header["model"]), json.loads(header["provenance"])
+        except ValueError as error:
+            raise CrispError(f"{path}: its header is damaged: {error}") from error
+        if not isinstance(spec_fields, dict) or not isinstance(provenance, dict):
+            raise CrispError(f"{path}: its header is damaged: objects were expected")
+        spec = ModelSpec.from_dict(spec_fields, str(path))
+        _checked(path, spec, tensors)
+        own = {name: tensor for name, tensor in tensors.items() if name != "tiers"}
+        own["pair_counts"] = own["pair_counts"].astype(np.int64)
+        found = cls(
+            spec=spec,
+            weights=header["weights"],
+            order=header["order"],
+            provenance=provenance,
+            **own,
+        )
+        if not np.array_equal(tensors["tiers"], tiers(found.profile(), ALPHA, BETA)):
+            raise CrispError(f"{path}: its tiers do not follow from its counts")
+        return found
+
+
+def _known(path: Path | str, header: Mapping[str, str], names: set[str]) -> None:
+    if header.get("crisp") != VERSION:
+        raise CrispError(f"{path}: is not metadata of a prepared model (version {VERSION})")
+    lacks = [key for key in ("model", "weights", "order", "provenance") if key not in header]
+    lacks += sorted(_TENSORS.keys() - names)
+    if lacks:
+        raise CrispError(f"{path}: lacks {lacks[0]}")
+
+
+def _checked(path: Path | str, spec: ModelSpec, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    sizes = {_L: spec.n_layers, _E: spec.n_experts, "points": POINTS, "blocks": spec.n_blocks}
+    for name, (dtype, axes) in _TENSORS.items():
+        tensor, shape = tensors[name], tuple(sizes[axis] for axis in axes)
+        if tensor.shape != shape or tensor.dtype != dtype:
+            raise CrispError(
+                f"{path}: {name} is {tensor.dtype} {tensor.shape}, expected "
+                f"{np.dtype(dtype)} {shape}"
+            )
+        if name == "increase":
+            if np.isinf(tensor).any():
+                raise CrispError(f"{path}: {name}: an infinite value")
+        elif not np.isfinite(tensor).all() or (tensor < 0).any():
+            raise CrispError(f"{path}: {name}: a value that is negative or no number")
+    if np.tril(tensors["pair_counts"]).any():
+        raise CrispError(f"{path}: pair_counts: a combination (i, j) with i >= j")

@@ -1,0 +1,91 @@
+"""Which expert of a pair is the dominant one, and how far two ways of telling agree (paper, 3.3.2).
+
+All of it follows from ``increase`` [layers, E, E]: at [l, i, j] what masking expert i costs in the
+pair {i, j}, in whatever measure; NaN where that was not measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+
+
+def dominant(increase: Floats) -> npt.NDArray[np.int16]:
+    """The expert of each pair whose removal costs more: [layers, E, E], symmetric.
+
+    -1 where one of the two was not measured, or both cost the same: nothing says which it is.
+
+    >>> nan = np.nan
+    >>> dominant(np.array([[[nan, 3.0, 1.0], [2.0, nan, nan], [1.5, 0.5, nan]]]))[0]
+    array([[-1,  0,  2],
+           [ 0, -1, -1],
+           [ 2, -1, -1]], dtype=int16)
+    """
+    other = increase.swapaxes(1, 2)
+    row, column = np.indices(increase.shape[1:], np.int16)
+    larger = np.where(increase > other, row, np.where(increase < other, column, -1))
+    return larger.astype(np.int16)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Of how many combinations the roles are known."""
+
+    pairs: int  # combinations that occur
+    measured: int
+
+    @property
+    def fallback(self) -> int:
+        """Those for which the router's weight has to decide."""
+        return self.pairs - self.measured
+
+
+def coverage(increase: Floats, pair_counts: npt.NDArray[np.int64]) -> Coverage:
+    """Count the combinations (pair_counts [layers, E, E], at i < j) with a dominant expert."""
+    seen = np.triu(pair_counts, 1) > 0
+    return Coverage(int(seen.sum()), int((seen & (dominant(increase) >= 0)).sum()))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How close two measures of the same roles are; NaN where nothing can be compared."""
+
+    rank: float  # Spearman's correlation, over what every (layer, pair, masked expert) costs
+    same: float  # share of pairs with the same dominant expert
+    pairs: int  # compared: both say which one it is
+
+
+def agreement(a: Floats, b: Floats) -> Agreement:
+    """Compare two ``increase`` where both have measured.
+
+    >>> a = np.full((1, 3, 3), np.nan)
+    >>> a[0, [0, 1, 0, 2], [1, 0, 2, 0]] = [3, 1, 2, 4]
+    >>> b = a.copy()
+    >>> b[0, 2, 0] = 1.5  # of the pair {0, 2} the first now costs more
+    >>> agreement(a, b)  # ranks 3 1 2 4 and 4 1 3 2: 1 - 6 (1 + 0 + 1 + 4) / (4 * 15)
+    Agreement(rank=0.4, same=0.5, pairs=2)
+    """
+    both = np.isfinite(a) & np.isfinite(b)
+    one, two = dominant(a), dominant(b)
+    known = np.triu((one >= 0) & (two >= 0), 1)
+    pairs = int(known.sum())
+    same = float((one == two)[known].mean()) if pairs else float("nan")
+    return Agreement(_spearman(a[both], b[both]), same, pairs)
+
+
+def _spearman(a: Floats, b: Floats) -> float:
+    """Pearson's correlation of the ranks, equal values sharing the mean of theirs."""
+    x, y = _ranks(a), _ranks(b)
+    x, y = x - x.mean() if len(x) else x, y - y.mean() if len(y) else y
+    spread = float(np.sqrt((x @ x) * (y @ y)))
+    return float(x @ y) / spread if spread else float("nan")
+
+
+def _ranks(values: Floats) -> npt.NDArray[np.float64]:
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    mean: npt.NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
+    return mean[place]

@@ -2,7 +2,8 @@
 #
 #   make demo    install into .venv (without torch), then run the demonstration into out/
 #   make test    install into .venv-test, then format, lint, types, import contracts, tests
-#   make bench   time the simulator against a bare SimPy loop
+#   make bench   time the simulator against a bare SimPy loop, and preparation against plain work
+#   make quality measure what widths cost in quality: docs/quality.md anew (DATA: the texts)
 #   make clean   remove both environments, out/ and all caches
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ PIP_FLAGS := -qq --disable-pip-version-check --no-input -c constraints.txt
 TEST := .venv-test/bin
 SOURCES := $(shell find crisp sim hw traces -name __pycache__ -prune -o -type f -print)
 
-.PHONY: demo test bench clean
+.PHONY: demo test bench quality clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -29,6 +30,10 @@ test: .venv-test/installed
 
 bench: .venv-test/installed
 	$(TEST)/python benchmarks/bench.py
+	$(TEST)/python benchmarks/preparation.py
+
+quality: .venv-test/installed
+	$(TEST)/python benchmarks/quality $(if $(DATA),--data $(DATA))
 
 clean:
 	rm -rf .venv .venv-test out dist build
@@ -46,7 +51,7 @@ clean:
 .venv-test/installed: pyproject.toml constraints.txt
 	$(call environment,.venv-test)
 	@echo "Installing CRISP and its test tools into .venv-test (some minutes, from the package index) ..."
-	@$(TEST)/python -m pip install $(PIP_FLAGS) -e '.[hf,dev]'
+	@$(TEST)/python -m pip install $(PIP_FLAGS) -e '.[eval,dev]'
 	@touch $@
 
 # The environment in folder $(1), made if it is not there (or was left half made).

@@ -9,7 +9,6 @@ the one that ends a text, are never fed and have no row.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from crisp.adapter import Layout, Recorder, Routing, need, recording
 from crisp.errors import CrispError
 from crisp.loading import Loaded
 from crisp.trace.file import DECODE, PREFILL, Header, RoutingTrace
+from crisp.windows import opening, read_text, share
 
 DEFAULT_SEQUENCES = 16  # of each text, where that many fit
 
@@ -125,7 +125,9 @@ def _run(
         if not any(alive):
             break
         # A finished sequence runs on with the others; its rows are cut off below.
-        output = forward(torch.tensor(chosen, device=model.device)[:, None], _cache(output, model))
+        output = forward(
+            torch.tensor(chosen, device=model.device)[:, None], cache_of(output, model)
+        )
     return [
         _Sequence(sequence, _rows(passes, len(batch), i, len(sequence)))
         for i, sequence in enumerate(fed)
@@ -149,7 +151,7 @@ def _rows(passes: Sequence[Routing], batch: int, which: int, count: int) -> Rout
     return Routing(joined("experts"), joined("weights"), joined("guess"))
 
 
-def _cache(output: Any, model: Any) -> dict[str, Any]:
+def cache_of(output: Any, model: Any) -> dict[str, Any]:
     """The argument that hands a pass's cache to the next: transformers 5 renamed it on the way."""
     for name in ("cache", "past_key_values"):
         if output.get(name) is not None:
@@ -197,10 +199,8 @@ def _prompts(
     A text is cut into consecutive windows; as many as asked are drawn without replacement and kept
     in the text's order. What the tokenizer puts before a text (a BOS) opens every prompt.
     """
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
-    opening = whole[: whole.index(plain[0])]
-    window = recipe.prompt_tokens - len(opening)
+    led = opening(tokenizer)
+    window = recipe.prompt_tokens - len(led)
     if window < 1:
         raise CrispError(
             f"--prompt-tokens {recipe.prompt_tokens}: no room beside the opening token"
@@ -210,10 +210,10 @@ def _prompts(
     prompts: list[list[int]] = []
     dataset: list[str] = []
     for number, path in enumerate(texts):
-        text, digest = _read(path)
+        text, digest = read_text(path)
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         held = len(ids) // window
-        asked = _share(recipe.sequences, len(texts), number)
+        asked = share(recipe.sequences, len(texts), number)
         if held < (asked or 1):
             raise CrispError(
                 f"{path}: {len(ids)} tokens hold {held} prompts of {recipe.prompt_tokens}; "
@@ -223,24 +223,9 @@ def _prompts(
         # Texts draw from seeds of their own, apart from those of the sequences ([seed, number]).
         draw = np.random.default_rng([recipe.seed, number, 1])
         starts = np.sort(draw.choice(held, count, replace=False)) * window
-        prompts += [opening + ids[start : start + window] for start in starts.tolist()]
+        prompts += [led + ids[start : start + window] for start in starts.tolist()]
         dataset.append(f"{path.name} sha256:{digest}")
     return prompts, dataset
-
-
-def _share(total: int | None, parts: int, number: int) -> int | None:
-    """Part ``number`` of ``total``, split evenly, the remainder to the first parts."""
-    return None if total is None else total // parts + (number < total % parts)
-
-
-def _read(path: Path) -> tuple[str, str]:
-    try:
-        data = path.read_bytes()
-        return data.decode("utf-8"), hashlib.sha256(data).hexdigest()
-    except OSError as error:
-        raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise CrispError(f"{path}: is not UTF-8 text (byte {error.start})") from error
 
 
 def _assemble(

@@ -26,7 +26,10 @@ def atomic(path: str | Path) -> Iterator[Path]:
             raise CrispError(f"{path}: the folder {target.parent} does not exist")
         if target.exists() and not target.is_file():  # renaming over /dev/null would remove it
             raise CrispError(f"{path}: is not an ordinary file")
+        temporary.touch()
+        mode = temporary.stat().st_mode  # what anybody's new file gets here; some writers differ
         yield temporary
+        temporary.chmod(mode)
         temporary.replace(target)
     except OSError as error:
         if error.filename and str(error.filename) not in (str(temporary), str(target)):

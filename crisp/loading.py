@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from crisp.adapter import layout, need
+from crisp.deepseek import register
 from crisp.errors import CrispError
 from crisp.model import ModelSpec
 
@@ -34,28 +36,25 @@ def load(name: str) -> Loaded:
     """The MoE language model in the folder ``name``, or of that name on the hub, in the type it was
     published in, on the GPU if there is one.
 
-    Raises CrispError for what is not there, lacks weights or a tokenizer, or is not understood (see
-    ``crisp.adapter.layout``); the last is found before any weight is read.
+    Raises CrispError for what is not there, lacks weights or a tokenizer, holds weights that are
+    none of the model's, or is not understood (see ``crisp.adapter.layout``); the last is found
+    before any weight is read.
     """
     torch, transformers = need("torch"), need("transformers")
-    folder = Path(name)
-    if not folder.is_dir() and (name.count("/") != 1 or folder.parent.is_dir() or name[0] in "/~"):
-        raise CrispError(f"{name}: is no folder; one with a transformers checkpoint was expected")
-    auto = transformers.AutoModelForCausalLM
+    folder, auto = Path(name), transformers.AutoModelForCausalLM
+    config = load_config(name)
     with _quiet(transformers):
-        with _one_line(name, "its config" if folder.is_dir() else "no folder; asked the hub"):
-            config = transformers.AutoConfig.from_pretrained(name)
         with _one_line(name, f"model_type {config.model_type}"), torch.device("meta"):
             layout(_skeleton(auto, config))
-        with _one_line(name, "its tokenizer"):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+        tokenizer = load_tokenizer(name)
         with _one_line(name, "its weights"):
             model, info = _weights(name, auto)
-    if info["missing_keys"]:
-        raise CrispError(
-            f"{name}: lacks {len(info['missing_keys'])} of the model's weights, "
-            f"such as {min(info['missing_keys'])}"
-        )
+    for keys, what in (
+        ("missing_keys", "lacks {} of the model's weights"),
+        ("unexpected_keys", "holds {} weights that the model does not have"),
+    ):
+        if info[keys]:
+            raise CrispError(f"{name}: {what.format(len(info[keys]))}, such as {min(info[keys])}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return Loaded(
         model=model.to(device).eval(),
@@ -66,6 +65,39 @@ def load(name: str) -> Loaded:
         how=f"{str(model.dtype).removeprefix('torch.')} on {device}, "
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     )
+
+
+def in_float32(loaded: Loaded) -> Loaded:
+    """On a CPU, the model in float32, converted in place: there half precision is slow, and its
+    rounding would drown small losses. Elsewhere as it was published.
+    """
+    if loaded.model.device.type != "cpu" or loaded.model.dtype == need("torch").float32:
+        return loaded
+    published, on, where = loaded.how.partition(" on ")
+    how = f"float32 (published in {published}){on}{where}"
+    return dataclasses.replace(loaded, model=loaded.model.float(), how=how)
+
+
+def load_config(name: str | Path) -> Any:
+    """The transformers config in the folder ``name``, or of that name on the hub.
+
+    Families that transformers lacks and CRISP has are made known to it.
+    """
+    transformers = need("transformers")
+    folder, name = Path(name), str(name)
+    if not folder.is_dir() and (name.count("/") != 1 or folder.parent.is_dir() or name[0] in "/~"):
+        raise CrispError(f"{name}: is no folder; one with a transformers checkpoint was expected")
+    register()
+    what = "its config" if folder.is_dir() else "no folder; asked the hub"
+    with _quiet(transformers), _one_line(name, what):
+        return transformers.AutoConfig.from_pretrained(name)
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """The tokenizer beside a model; CrispError if there is none."""
+    transformers = need("transformers")
+    with _quiet(transformers), _one_line(str(name), "its tokenizer"):
+        return transformers.AutoTokenizer.from_pretrained(name)
 
 
 def _skeleton(auto: Any, config: Any) -> Any:

@@ -134,3 +134,11 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "target").read_text() == "new"
     assert names(tmp_path) == ["link", "target"]
+
+
+def test_a_file_has_the_mode_of_any_new_file_whoever_wrote_it(tmp_path: Path) -> None:
+    with atomic(tmp_path / "made") as temporary:
+        temporary.unlink(missing_ok=True)
+        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "made").stat().st_mode == (tmp_path / "plain").stat().st_mode

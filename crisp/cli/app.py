@@ -11,7 +11,9 @@ import crisp
 from crisp.cli import trace
 from crisp.cli.capture import capture
 from crisp.cli.demo import demo
+from crisp.cli.evaluate import evaluate
 from crisp.cli.explain import explain
+from crisp.cli.prepare import prepare, refresh
 from crisp.cli.simulate import simulate
 from crisp.errors import nearest
 
@@ -35,6 +37,9 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(simulate)
 app.command()(explain)
+app.command()(prepare)
+app.command()(refresh)
+app.command("eval")(evaluate)
 app.add_typer(trace.app, name="trace", cls=Group, short_help="Traces: look, import, capture.")
 trace.app.command()(capture)
 

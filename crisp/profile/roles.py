@@ -32,25 +32,6 @@ def dominant(increase: Floats) -> npt.NDArray[np.int16]:
 
 
 @dataclass(frozen=True)
-class Coverage:
-    """Of how many combinations the roles are known."""
-
-    pairs: int  # combinations that occur
-    measured: int
-
-    @property
-    def fallback(self) -> int:
-        """Those for which the router's weight has to decide."""
-        return self.pairs - self.measured
-
-
-def coverage(increase: Floats, pair_counts: npt.NDArray[np.int64]) -> Coverage:
-    """Count the combinations (pair_counts [layers, E, E], at i < j) with a dominant expert."""
-    seen = np.triu(pair_counts, 1) > 0
-    return Coverage(int(seen.sum()), int((seen & (dominant(increase) >= 0)).sum()))
-
-
-@dataclass(frozen=True)
 class Agreement:
     """How close two measures of the same roles are; NaN where nothing can be compared."""
 

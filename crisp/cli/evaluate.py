@@ -1,0 +1,283 @@
+"""``crisp eval``: what policies cost in quality, measured on the real model."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from crisp.errors import CrispError
+from crisp.files import atomic
+
+if TYPE_CHECKING:
+    from crisp.loading import Loaded
+    from crisp.metadata import Metadata
+    from crisp.model import ModelSpec
+    from crisp.policy import Budget, Policy
+    from crisp.profile import Profile
+
+STDOUT = "-"
+LONGEST = 2048  # tokens of a window, unless told otherwise
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A transformers MoE: a folder, or a hub name.")],
+    policy: Annotated[
+        str, typer.Option(help="fo, lru, mo, up or crisp. A list such as up,crisp gives a table.")
+    ],
+    text: Annotated[
+        list[Path],
+        typer.Option("--text", help="A text to read (UTF-8); several: --text A B C."),
+    ],
+    more: Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="TEXT")] = None,
+    width: Annotated[
+        str | None,
+        typer.Option(help="full, uniform(.5), single or tiered(alpha=.6,beta=.9). Or a list."),
+    ] = None,
+    metadata: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What crisp prepare found out.  [default: crisp.safetensors beside the model]",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="TRACE", help="Count combinations here instead.")
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Replay a cache of 10%, .1 or 4GB: what it holds, what is loaded."),
+    ] = None,
+    cache: Annotated[str | None, typer.Option(help="none, lru, lfu or static.")] = None,
+    scope: Annotated[str, typer.Option(help="Of the cache: layer or global.")] = "layer",
+    unit: Annotated[str, typer.Option(help="What is admitted, evicted: expert, block.")] = "expert",
+    block: Annotated[
+        int | None,
+        typer.Option(help="Neurons of a block.  [default: an eighth of d_ff, rounded up to 16]"),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(help=f"Tokens read at once.  [default: the context, at most {LONGEST}]"),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens between the starts of windows; a window scores what is new in it.  "
+            "[default: half a window; with --budget a whole one]"
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Read so many tokens, of all texts together.")
+    ] = None,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Windows read side by side; with --budget one.")
+    ] = 8,
+    renormalize: Annotated[
+        bool,
+        typer.Option(
+            "--renormalize", help="Give the router's weight of skipped experts to the others."
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the resampled windows.")] = 0,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="All that was measured; -: print it.")
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Tasks of lm-eval, by name or YAML file (a list); needs the extra eval."),
+    ] = None,
+) -> None:
+    """Measure what policies cost in quality: a model's perplexity at their widths."""
+    from crisp.cli.lists import split_list
+    from crisp.cli.losses import Row, notes, tables, title
+    from crisp.cli.progress import progress_of
+    from crisp.loading import in_float32, load
+    from crisp.policy import Budget
+    from crisp.quality import Tasks, geometry, to_json
+    from crisp.quality import evaluate as measured
+    from crisp.windows import read_windows
+
+    # What can be said before the work is said before the work.
+    texts = [*text, *(more or [])]
+    for path in texts:
+        if not path.is_file():
+            raise CrispError(f"{path}: no such file; a text was expected")
+    _check_output(json)
+    asked = None if budget is None else Budget.parse(budget)
+    widths = [None] if width is None else split_list(width, "--width")
+    chosen = [
+        _policy(name, spelled, cache, scope, unit, asked)
+        for name in split_list(policy, "--policy")
+        for spelled in widths
+    ]
+    found = _metadata(model, metadata, profile)
+    if found is None and profile is None:
+        _check_uncounted(chosen, asked)
+    questions = None if tasks is None else Tasks.load(split_list(tasks, "--tasks"))
+
+    loaded = in_float32(load(model))
+    spec = geometry(loaded, block)
+    for _, one in chosen:
+        if asked is not None:
+            asked.capacity(spec, one.cache)
+    counts, how = _counts(spec, found, profile)
+    length, step = _steps(loaded, window, stride, asked)
+    windows = read_windows(loaded.tokenizer, texts, length, step, tokens)
+
+    rows: list[Row] = []
+    for spelled, one in [("full", _full(scope, unit)), *chosen]:
+        with progress_of(f"{loaded.name}, {one.name} {spelled}: tokens") as update:
+            quality = measured(
+                loaded,
+                windows,
+                one,
+                counts,
+                spec=spec,
+                renormalize=renormalize,
+                budget=asked,
+                reference=rows[0].quality.scores if rows else None,
+                tasks=questions,
+                batch=batch,
+                seed=seed,
+                progress=update,
+            )
+        rows.append(Row(spelled, quality))
+    _write(json, to_json([row.quality for row in rows]))
+    lines = [
+        *title(rows[-1].quality, spec, windows, how),
+        "",
+        *tables(rows),
+        "",
+        *notes(rows, spec),
+    ]
+    print("\n".join(lines), file=sys.stderr if json == STDOUT else sys.stdout)
+
+
+def _policy(
+    name: str, width: str | None, cache: str | None, scope: str, unit: str, budget: Budget | None
+) -> tuple[str, Policy]:
+    """(its width as it was spelled, the policy)."""
+    from crisp.policy import NAMED, named
+
+    policy = named(name, width=width, cache=cache, scope=scope, unit=unit)
+    if budget is not None and policy.prefetch.name != "none":
+        raise CrispError(
+            f"--policy {name}: what its prefetch has brought depends on time, which is not "
+            "measured here; with --budget a policy without prefetch was expected"
+        )
+    return width or NAMED[name].width, policy
+
+
+def _full(scope: str, unit: str) -> Policy:
+    """The model as it is, fed like the others that are compared with it."""
+    from crisp.policy import named
+
+    return dataclasses.replace(named("fo", scope=scope, unit=unit), name="full")
+
+
+def _check_uncounted(chosen: list[tuple[str, Policy]], budget: Budget | None) -> None:
+    """Raise CrispError for what needs counts of combinations, of which there are none."""
+    from crisp.policy.width import Tiered
+
+    for width, policy in chosen:
+        needs = None
+        if isinstance(policy.width, Tiered):
+            needs = f"width {width}"
+        elif budget is not None and policy.cache.name == "static":
+            needs = "cache static"
+        if needs:
+            raise CrispError(
+                f"--policy {policy.name}: {needs} needs counts of combinations; give --metadata "
+                "FILE, as crisp prepare writes it, or --profile TRACE, a trace of this model"
+            )
+
+
+def _metadata(model: str, file: Path | None, profile: str | None) -> tuple[Path, Metadata] | None:
+    """What was asked for or lies beside the model, if it belongs to the model's weights."""
+    from crisp.cli.progress import progress_of
+    from crisp.metadata import FILE, Metadata
+    from crisp.prepare.checkpoint import weights_digest
+
+    if profile is not None:
+        if file is not None:
+            raise CrispError(
+                f"--profile {profile}: counts are taken from --metadata {file} already"
+            )
+        return None
+    beside = Path(model) / FILE
+    file = file or (beside if beside.is_file() else None)
+    if file is None:
+        return None
+    if not Path(model).is_dir():
+        raise CrispError(
+            f"--metadata {file}: belongs to a folder's weights, but {model} is no folder"
+        )
+    found = Metadata.load(file)
+    with progress_of(f"{model}: weights") as update:
+        found.check_weights(weights_digest(model, update), model)
+    return file, found
+
+
+def _counts(
+    spec: ModelSpec, found: tuple[Path, Metadata] | None, profile: str | None
+) -> tuple[Profile | None, str | None]:
+    """Counts of combinations, and where they came from."""
+    from crisp.fitting import fit
+    from crisp.profile import Profile
+    from crisp.trace import RoutingTrace
+    from crisp.trace.bundled import resolve
+
+    if found is not None:
+        return found[1].profile(), f"{found[0]}, neurons ordered by {found[1].order}"
+    if profile is None:
+        return None, None
+    trace = RoutingTrace.load(resolve(profile))
+    try:
+        layers = fit(spec, trace).n_layers
+    except CrispError as error:
+        raise CrispError(f"--profile {profile}: {error}") from error
+    if layers < spec.n_layers:
+        raise CrispError(
+            f"--profile {profile}: {layers} layers, but {spec.name} has {spec.n_layers}"
+        )
+    return Profile.from_trace(trace), f"{trace.rows:,} rows of {Path(profile).name}"
+
+
+def _steps(
+    loaded: Loaded, window: int | None, stride: int | None, budget: Budget | None
+) -> tuple[int, int]:
+    """Window and stride, in tokens."""
+    context = getattr(loaded.model.config, "max_position_embeddings", None)
+    if window is None:
+        window = min(context or LONGEST, LONGEST)
+    elif context is not None and window > context:
+        raise CrispError(f"--window {window}: the model's context is {context}")
+    if budget is None:
+        return window, max(1, window // 2) if stride is None else stride
+    if stride not in (None, window):
+        raise CrispError(
+            f"--stride {stride}: with --budget every token is fed once, so the stride is the "
+            f"window's {window}"
+        )
+    return window, window
+
+
+def _check_output(json: str | None) -> None:
+    if json is None or json == STDOUT:
+        return
+    path = Path(json)
+    if path.is_dir():
+        raise CrispError(f"--json {json}: is a folder; a file name was expected")
+    if not path.parent.is_dir():
+        raise CrispError(f"--json {json}: the folder {path.parent} does not exist")
+
+
+def _write(json: str | None, content: str) -> None:
+    if json == STDOUT:
+        sys.stdout.write(content)
+    elif json is not None:
+        with atomic(json) as temporary:
+            temporary.write_text(content, encoding="utf-8")

@@ -1,0 +1,127 @@
+"""``crisp prepare`` and ``crisp refresh``: what is done once, before a model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crisp.cli.progress import progress_of
+from crisp.cli.words import counted
+from crisp.metadata import FILE, Metadata
+from crisp.prepare.importance import NeuronOrder
+from crisp.prepare.pipeline import Report, Request
+from crisp.prepare.roles import read_method
+
+_MODEL = typer.Argument(help="A folder with a transformers checkpoint.", show_default=False)
+_TEXT = typer.Option("--text", help="A text to calibrate on (UTF-8); several: --text A B C.")
+_MORE = typer.Argument(hidden=True, metavar="TEXT")
+_ROLES = typer.Option(help="How roles are found: grouped(passes=8,share=.25), exact or local.")
+_WINDOW = typer.Option(help="Tokens read together.  [default: the model's context, at most 2048]")
+_TOKENS = typer.Option(help="Tokens of all texts together.  [default: all]")
+_BLOCK = typer.Option(help="Neurons of a block.  [default: an eighth of d_ff, rounded up to 16]")
+
+
+def prepare(
+    model: Annotated[Path, _MODEL],
+    text: Annotated[list[Path], _TEXT],
+    out: Annotated[Path, typer.Option(help="A new folder for the prepared model.")],
+    more: Annotated[list[Path] | None, _MORE] = None,
+    order: Annotated[
+        str, typer.Option(help="importance, output, magnitude, original or random(SEED).")
+    ] = "importance",
+    roles: Annotated[str | None, _ROLES] = None,
+    window: Annotated[int | None, _WINDOW] = None,
+    tokens: Annotated[int | None, _TOKENS] = None,
+    block: Annotated[int | None, _BLOCK] = None,
+    layerwise: Annotated[
+        bool, typer.Option("--layerwise", help="One layer in memory at a time; roles: local.")
+    ] = False,
+) -> None:
+    """Reorder a model's neurons by importance, and find tiers and roles; resumes after a kill."""
+    import crisp.prepare.pipeline as pipeline
+
+    method = read_method(roles or ("local" if layerwise else "grouped"))
+    asked = Request(
+        [*text, *(more or [])], method, NeuronOrder.read(order), window, tokens, block, layerwise
+    )
+    with _stages() as report:
+        metadata = pipeline.prepare(model, out, asked, report)
+    typer.echo("\n".join([f"{out}: {metadata.spec.name}, prepared", *summary(metadata)]))
+
+
+def refresh(
+    model: Annotated[Path, _MODEL],
+    text: Annotated[list[Path], _TEXT],
+    more: Annotated[list[Path] | None, _MORE] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The new metadata.  [default: in place of the model's]")
+    ] = None,
+    roles: Annotated[str, _ROLES] = "grouped",
+    window: Annotated[int | None, _WINDOW] = None,
+    tokens: Annotated[int | None, _TOKENS] = None,
+) -> None:
+    """Find tiers and roles of a prepared model anew, from other text; its weights stay."""
+    import crisp.prepare.pipeline as pipeline
+
+    before = Metadata.load(model / FILE)
+    asked = Request(
+        [*text, *(more or [])],
+        read_method(roles),
+        NeuronOrder.read(before.order),
+        window,
+        tokens,
+        before.spec.block,
+    )
+    with _stages() as report:
+        metadata = pipeline.refresh(model, asked, report)
+    target = model / FILE if out is None else out
+    metadata.save(target)
+    typer.echo("\n".join([f"{target}: of {metadata.spec.name}, refreshed", *summary(metadata)]))
+
+
+def summary(metadata: Metadata) -> list[str]:
+    """What was found out, a line each."""
+    found = metadata.provenance
+    roles, unreached = found["roles"], found["unreached"]
+    lines = {
+        "text": f"{counted(found['tokens'], 'token')} of {counted(len(found['texts']), 'text')}, "
+        f"{found['window']:,} at a time",
+        "neurons": f"by {metadata.order}; blocks of {metadata.spec.block}, "
+        f"{counted(metadata.spec.n_blocks, 'block')} an expert",
+        "pairs": f"{counted(roles['pairs'], 'combination')} seen; roles {roles['method']} of "
+        f"{roles['measured']:,}, by the router's weight of the rest",
+    }
+    if unreached:
+        named = ", ".join(f"{layer}.{expert}" for layer, expert in unreached[:6])
+        more = ", ..." if len(unreached) > 6 else ""
+        lines["unreached"] = (
+            f"{counted(len(unreached), 'expert')} saw no token, ordered by magnitude "
+            f"(layer.expert): {named}{more}"
+        )
+    if "seconds" in found:
+        parts = [f"{stage} {seconds:,.1f} s" for stage, seconds in found["seconds"].items()]
+        lines["times"] = ", ".join(parts)
+    return [f"{key:<10}{text}" for key, text in lines.items()]
+
+
+@contextmanager
+def _stages() -> Iterator[Report]:
+    """A bar for the stage that runs."""
+    with ExitStack() as stack:
+        current: list[str] = []
+        update = None
+
+        def report(stage: str, done: int, total: int) -> None:
+            nonlocal update
+            if current != [stage]:
+                stack.close()
+                current[:] = [stage]
+                update = stack.enter_context(progress_of(stage))
+            assert update is not None
+            update(done, total)
+
+        yield report

@@ -1,0 +1,253 @@
+"""Preparing a model (paper, section 4.1), stage by stage, so that a kill costs little.
+
+Everything is made in a folder of its own beside the result, which appears when it is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crisp import TOOL
+from crisp.adapter import Experts, Layout, layout
+from crisp.errors import CrispError
+from crisp.files import atomic
+from crisp.loading import in_float32, load, load_config, load_tokenizer
+from crisp.metadata import FILE, POINTS, Metadata
+from crisp.model import ModelSpec
+from crisp.prepare.calibration import Calibration, Floats, Ints, calibrate
+from crisp.prepare.checkpoint import open_checkpoint, refuse_prepared, weights_digest
+from crisp.prepare.importance import NeuronOrder, contributions, curves, permutations, scores
+from crisp.prepare.layerwise import layerwise
+from crisp.prepare.reorder import reorder
+from crisp.prepare.roles import Exact, Grouped, Local, Method, increases, local, spell
+from crisp.prepare.skeleton import open_skeleton
+from crisp.prepare.work import Work, refuse_taken, request_digest
+from crisp.windows import Windows, read_windows
+
+Report = Callable[[str, int, int], None]
+"""``(stage, done, total)``"""
+
+CALIBRATION, ROLES, REORDERING = "calibration", "roles", "reordering"
+LONGEST = 2048  # tokens of a window, unless asked otherwise
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for.
+
+    window: tokens read together; None: the model's context, 2,048 at most. tokens: of all texts
+    together; None: all. block: neurons of a block; None: the model's default.
+    """
+
+    texts: Sequence[Path]
+    method: Method
+    order: NeuronOrder
+    window: int | None = None
+    tokens: int | None = None
+    block: int | None = None
+    layerwise: bool = False
+
+    def __post_init__(self) -> None:
+        if self.layerwise and not isinstance(self.method, Local):
+            raise CrispError(
+                f"--roles {spell(self.method)}: needs the whole model in memory; "
+                "--layerwise goes with --roles local"
+            )
+
+    def digest(self, source: Path) -> str:
+        """The same for the same request on unchanged files."""
+        options = (
+            spell(self.method), self.order, self.window, self.tokens, self.block, self.layerwise
+        )  # fmt: skip
+        return request_digest(source, self.texts, options)
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What the text told about the model. ``experts``: of each MoE layer, for their norms."""
+
+    windows: Windows
+    window: int
+    calibration: Calibration
+    experts: Mapping[int, Any]
+    increase: Mapping[int, Floats]  # of each MoE layer [experts, experts]
+    found: Layout
+
+
+def prepare(source: Path, out: Path, asked: Request, report: Report) -> Metadata:
+    """Write the model in ``source``, prepared, to ``out``, which must be a new folder or empty.
+
+    Called again after a kill it goes on where it was. Raises CrispError for what cannot be
+    prepared, before any work where that can be known.
+    """
+    spec = _geometry(source, asked)
+    refuse_prepared(source)
+    refuse_taken(out)
+    work = Work.open(out, asked.digest(source))
+    measured = _measure(source, asked, report, work)
+    orders = permutations(scores(asked.order, measured.calibration, measured.experts))
+    made = work.folder / "model"
+    made.mkdir(exist_ok=True)
+    with work.timed(REORDERING):
+        digest = reorder(
+            source,
+            made,
+            orders,
+            measured.found,
+            progress=lambda done, total: report(REORDERING, done, total),
+            done=work.folder / "reordered",
+        )
+    facts = {"source": source.resolve().name, "seconds": work.seconds}
+    metadata = _metadata(spec, asked, measured, orders, digest, str(asked.order), facts)
+    metadata.save(made / FILE)
+    work.finish(made, out)
+    return metadata
+
+
+def refresh(folder: Path, asked: Request, report: Report) -> Metadata:
+    """Counts, roles, curves and contributions of a prepared model, new from other text (A.2).
+
+    The weights and the order of their neurons stay. Nothing is written.
+    """
+    _geometry(folder, asked)
+    before = Metadata.load(folder / FILE)
+    before.check_weights(weights_digest(folder), str(folder))
+    measured = _measure(folder, asked, report)
+    stay = {
+        layer: np.broadcast_to(np.arange(sums.activation.shape[1]), sums.activation.shape)
+        for layer, sums in measured.calibration.layers.items()
+    }
+    facts = {"source": before.provenance.get("source"), "refreshed": True}
+    return _metadata(before.spec, asked, measured, stay, before.weights, before.order, facts)
+
+
+def _geometry(source: Path, asked: Request) -> ModelSpec:
+    """The model's, after a look at its files; CrispError for what can be known before any work."""
+    if not source.is_dir():
+        raise CrispError(f"{source}: is no folder; one with a transformers checkpoint was expected")
+    open_checkpoint(source)
+    for path in asked.texts:
+        if not path.is_file():
+            raise CrispError(f"{path}: no such file; a text was expected")
+    return ModelSpec.from_config(source).with_(block=asked.block)
+
+
+def _measure(source: Path, asked: Request, report: Report, work: Work | None = None) -> Measured:
+    """Calibration and roles. Without ``work`` nothing is kept on the way."""
+
+    def timed(stage: str) -> Any:
+        return nullcontext() if work is None else work.timed(stage)
+
+    def told(stage: str) -> Callable[[int, int], None]:
+        return lambda done, total: report(stage, done, total)
+
+    windows, window = _windows(source, asked)
+    if asked.layerwise:
+        assert work is not None
+        assert isinstance(asked.method, Local)
+        with timed(CALIBRATION):
+            both = layerwise(source, windows, work.folder / "spill", told(CALIBRATION))
+        with timed(ROLES):
+            sizes = local(asked.method, both.calibration)
+        found = open_skeleton(source).found
+        return Measured(windows, window, both.calibration, both.norms, sizes, found)
+
+    model = in_float32(load(str(source))).model
+    found = layout(model)
+    experts = {layer.index: Experts.of(layer) for layer in found.layers}
+    with timed(CALIBRATION):
+        calibration = _calibrated(model, windows, told(CALIBRATION), work)
+    with timed(ROLES):
+        if isinstance(asked.method, Local):
+            sizes = local(asked.method, calibration)
+        else:
+            sizes = _increases(asked.method, model, windows, told(ROLES), work)
+    return Measured(windows, window, calibration, experts, sizes, found)
+
+
+def _windows(source: Path, asked: Request) -> tuple[Windows, int]:
+    context = getattr(load_config(source), "max_position_embeddings", None) or LONGEST
+    window = asked.window or min(LONGEST, context)
+    if window > context:
+        raise CrispError(f"--window {window}: the model's context is {context}")
+    windows = read_windows(load_tokenizer(source), asked.texts, window, limit=asked.tokens)
+    return windows, window
+
+
+def _calibrated(model: Any, windows: Windows, tell: Any, work: Work | None) -> Calibration:
+    if work is None:
+        return calibrate(model, windows, tell)
+    file = work.folder / "calibration.npz"
+    state = Calibration.load(file) if file.exists() else None
+    found = calibrate(model, windows, tell, state, lambda sums: sums.save(file))
+    found.save(file)
+    return found
+
+
+def _increases(
+    method: Exact | Grouped, model: Any, windows: Windows, tell: Any, work: Work | None
+) -> dict[int, Floats]:
+    """Layer by layer, each kept when it is finished."""
+    found: dict[int, Floats] = {}
+    for path in () if work is None else work.folder.glob("roles-*.npy"):
+        found[int(path.stem.removeprefix("roles-"))] = np.load(path)
+    for layer, increase in increases(method, model, windows, set(found), tell):
+        found[layer] = increase
+        if work is not None:
+            file = work.folder / f"roles-{layer}.npy"
+            with atomic(file) as temporary, temporary.open("wb") as stream:
+                np.save(stream, increase)
+    return found
+
+
+def _metadata(
+    spec: ModelSpec,
+    asked: Request,
+    measured: Measured,
+    orders: Mapping[int, Ints],
+    digest: str,
+    order: str,
+    facts: Mapping[str, Any],
+) -> Metadata:
+    calibration = measured.calibration
+    by_layer: dict[str, Mapping[int, Any]] = {
+        "expert_counts": {layer: sums.tokens for layer, sums in calibration.layers.items()},
+        "pair_counts": {layer: sums.pair_counts for layer, sums in calibration.layers.items()},
+        "increase": measured.increase,
+        "curves": curves(calibration, orders),
+        "contributions": contributions(calibration, orders, measured.experts, spec.block),
+    }
+    layers, n = spec.n_layers, spec.n_experts
+    whole: dict[str, Any] = {
+        "expert_counts": np.zeros((layers, n), np.int64),
+        "pair_counts": np.zeros((layers, n, n), np.int64),
+        "increase": np.full((layers, n, n), np.nan, np.float32),
+        "curves": np.zeros((layers, n, POINTS), np.float32),
+        "contributions": np.zeros((layers, n, spec.n_blocks), np.float32),
+    }
+    for name, values in by_layer.items():
+        for layer, value in values.items():
+            whole[name][layer] = value
+    pairs = whole["pair_counts"] > 0
+    measured_pairs = pairs & np.isfinite(whole["increase"] + whole["increase"].transpose(0, 2, 1))
+    provenance = {
+        **facts,
+        "texts": measured.windows.dataset,
+        "tokens": calibration.tokens,
+        "window": measured.window,
+        "layerwise": asked.layerwise,
+        "roles": {
+            "method": spell(asked.method),
+            "pairs": int(pairs.sum()),
+            "measured": int(measured_pairs.sum()),
+        },
+        "unreached": [list(pair) for pair in calibration.unreached],
+        "tool": TOOL,
+    }
+    return Metadata(spec, digest, order, provenance=provenance, **whole)

@@ -1,0 +1,220 @@
+"""What masking one of two experts costs: three ways of telling a pair's roles (paper, 3.3.2).
+
+``exact`` is the paper's: one pair, one expert, one pass. ``grouped`` gets all pairs of a layer from
+a few passes: each masks one expert of a random share of the tokens, and every token's loss is
+charged to its own pair. ``local`` needs no pass: it takes the size of what would be removed.
+
+A combination is a token's anchor with another of its experts (for top-2 the pair). What is masked
+adds nothing, and its weight goes to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from crisp.errors import CrispError
+from crisp.policy.spelling import build, show
+from crisp.prepare.ablation import Ablation, Batch, Flags
+from crisp.prepare.calibration import Calibration, Floats, Ints
+from crisp.windows import Windows
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Perplexity with the expert masked for every token of the pair, less that without (paper)."""
+
+    least: Fraction = Fraction(16)  # tokens a pair must have
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """The same, estimated from the losses of the masked tokens alone.
+
+    In each pass ``share`` of the tokens have one expert masked. Over k / share passes every token
+    has each of its k experts masked once, in an order drawn from the seed.
+    """
+
+    passes: Fraction = Fraction(8)
+    share: Fraction = Fraction(1, 4)
+    seed: Fraction = Fraction(0)
+    least: Fraction = Fraction(16)  # masked tokens, of each of the two experts
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True)
+class Local:
+    """Mean norm of what the expert adds to a token of the pair, weight included."""
+
+    least: Fraction = Fraction(16)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+Method = Exact | Grouped | Local
+METHODS: dict[str, Callable[..., Method]] = {"exact": Exact, "grouped": Grouped, "local": Local}
+
+
+def read_method(text: str) -> Method:
+    """A method by its spelling: ``exact``, ``grouped(passes=16,share=0.25)``, ``local``, ..."""
+    return build(text, METHODS, "roles")
+
+
+def spell(method: Method) -> str:
+    """The spelling that gives ``method`` back.
+
+    >>> spell(read_method("grouped(16)"))
+    'grouped(passes=16,share=0.25,seed=0,least=16)'
+    """
+    return show(next(name for name, kind in METHODS.items() if kind is type(method)), method)
+
+
+def _check(method: Any) -> None:
+    for name in (one.name for one in fields(method)):
+        value: Fraction = getattr(method, name)
+        if name == "share":
+            if not 0 < value <= 1:
+                raise CrispError(f"roles: share {float(value):g} is not above 0 and at most 1")
+        elif value.denominator != 1 or value < (name != "seed"):
+            raise CrispError(f"roles: {name} {float(value):g} is not a whole number that will do")
+
+
+def local(method: Local, calibration: Calibration) -> dict[int, Floats]:
+    """By layer, mean size of what expert i adds in the pair {i, j}: at [i, j], NaN if unknown."""
+    result = {}
+    for layer, sums in calibration.layers.items():
+        counts = sums.anchored + sums.anchored.T
+        enough = counts >= int(method.least)
+        result[layer] = np.divide(
+            sums.removed, counts, out=np.full(counts.shape, np.nan), where=enough
+        )
+    return result
+
+
+def increases(
+    method: Exact | Grouped,
+    model: Any,
+    windows: Windows,
+    skip: Container[int] = (),
+    progress: Progress = lambda done, total: None,
+) -> Iterator[tuple[int, Floats]]:
+    """Layer by layer, (layer, increase [E, E]), but for the layers in ``skip``.
+
+    At [i, j], i and j in either order: how much the perplexity of ``windows`` grows when expert i
+    is masked for the tokens of pair {i, j} in this layer; NaN where too few tokens were seen. The
+    grouped form takes their mean loss increase d for all of the pair's n of N scored tokens:
+    perplexity times (exp(n d / N) - 1). Raises CrispError for a model not understood.
+    """
+    ablation = Ablation(model, windows)
+    layers = [layer for layer in ablation.layers if layer not in skip]
+    for place, layer in enumerate(layers):
+        batches = ablation.plain(layer)
+
+        def tell(done: int, total: int, place: int = place) -> None:
+            progress(place * total + done, len(layers) * total)
+
+        measure = _exact if isinstance(method, Exact) else _grouped
+        yield layer, measure(method, ablation, layer, batches, tell)  # type: ignore[arg-type]
+
+
+def _exact(
+    method: Exact, ablation: Ablation, layer: int, batches: Sequence[Batch], tell: Progress
+) -> Floats:
+    n = ablation.n_experts
+    result = np.full((n, n), np.nan)
+    pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
+    for done, (i, j) in enumerate(pairs, start=1):
+        masks = [_of_pair(batch.experts, i, j) for batch in batches]
+        tokens = sum(
+            int((mask.any(1) & batch.scored).sum())
+            for mask, batch in zip(masks, batches, strict=True)
+        )
+        if tokens >= method.least:
+            for own, other in ((i, j), (j, i)):
+                gained = 0.0
+                for mask, batch in zip(masks, batches, strict=True):
+                    if mask.any():
+                        hidden = mask & (batch.experts == own)
+                        gained += float(ablation.masked(layer, batch, hidden).sum())
+                result[own, other] = gained
+        tell(done, len(pairs))
+    return _perplexity(result, batches)
+
+
+def _of_pair(experts: Ints, i: int, j: int) -> Flags:
+    """Where the two stand in the tokens [n, k] that are routed to the pair."""
+    anchor = experts[:, :1]
+    here: Flags = (experts == i) | (experts == j)
+    both: Flags = (here.sum(1, keepdims=True) == 2) & ((anchor == i) | (anchor == j))
+    return here & both
+
+
+def _grouped(
+    method: Grouped, ablation: Ablation, layer: int, batches: Sequence[Batch], tell: Progress
+) -> Floats:
+    n = ablation.n_experts
+    gained, masked, tokens = np.zeros((n, n)), np.zeros((n, n)), np.zeros((n, n))
+    passes = int(method.passes)
+    draws = [_slots(method, layer, batch) for batch in batches]
+    for batch in batches:
+        tokens += _charge(batch.experts, batch.experts >= 0, batch.scored.astype(np.float64), n)
+    for done in range(passes):
+        for batch, slots in zip(batches, draws, strict=True):
+            mask = np.arange(batch.experts.shape[1]) == slots[:, done, None]
+            mask &= (batch.experts >= 0) & batch.scored[:, None]
+            change = ablation.masked(layer, batch, mask)
+            gained += _charge(batch.experts, mask, change, n)
+            masked += _charge(batch.experts, mask, np.ones(len(change)), n)
+        tell(done + 1, passes)
+    enough = masked >= int(method.least)
+    mean = np.divide(gained, masked, out=np.full((n, n), np.nan), where=enough)
+    return _perplexity(mean * tokens, batches)
+
+
+def _slots(method: Grouped, layer: int, batch: Batch) -> Ints:
+    """[n, passes]: the column to mask, where it is one of the k; other numbers mask nothing."""
+    k = batch.experts.shape[1]
+    period = max(k, round(k / method.share))
+    rounds = -(-int(method.passes) // period)
+    length = batch.ids.shape[1]
+    drawn = []
+    for window in batch.windows.tolist():
+        random = np.random.default_rng([int(method.seed), layer, window])
+        slots = np.tile(np.arange(period), (length, rounds, 1))
+        drawn.append(random.permuted(slots, axis=2).reshape(length, -1))
+    return np.concatenate(drawn)
+
+
+def _charge(experts: Ints, mask: Flags, amount: Floats, n: int) -> Floats:
+    """Sums [n, n]: at [i, j] of ``amount`` [tokens] where i is masked in the pair {i, j}.
+
+    A token whose anchor is masked says something about each of its pairs.
+    """
+    first, other = np.broadcast_arrays(experts[:, :1], experts[:, 1:])
+    each = np.broadcast_to(amount[:, None], other.shape)
+    anchor = (other >= 0) & mask[:, :1]
+    beside = (other >= 0) & mask[:, 1:]
+    sums = np.zeros(n * n)
+    sums += np.bincount((first * n + other)[anchor], each[anchor], n * n)
+    sums += np.bincount((other * n + first)[beside], each[beside], n * n)
+    return sums.reshape(n, n)
+
+
+def _perplexity(gained: Floats, batches: Sequence[Batch]) -> Floats:
+    """From a gain in the text's summed loss to one in its perplexity."""
+    count = sum(int(batch.scored.sum()) for batch in batches)
+    loss = sum(float(batch.loss[batch.scored].sum()) for batch in batches)
+    grown: Floats = np.exp(loss / count) * np.expm1(gained / count)
+    return grown

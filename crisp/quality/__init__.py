@@ -1,0 +1,28 @@
+"""What a policy costs in quality: perplexity, with intervals, beside the bytes it touches."""
+
+from crisp.quality.evaluation import evaluate, geometry
+from crisp.quality.measuring import measure
+from crisp.quality.report import Figures, Quality, to_json
+from crisp.quality.scores import Scores
+from crisp.quality.statistics import Estimate, perplexity, ratio, retention
+from crisp.quality.tasks import Tasks, TaskScore
+from crisp.quality.tiers import OfTier, TierCounts, by_tier
+
+__all__ = [
+    "Estimate",
+    "Figures",
+    "OfTier",
+    "Quality",
+    "Scores",
+    "TaskScore",
+    "Tasks",
+    "TierCounts",
+    "by_tier",
+    "evaluate",
+    "geometry",
+    "measure",
+    "perplexity",
+    "ratio",
+    "retention",
+    "to_json",
+]

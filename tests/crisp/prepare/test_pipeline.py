@@ -1,0 +1,319 @@
+"""A model prepared from end to end, killed and resumed, refreshed, refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from crisp.errors import CrispError  # noqa: E402
+from crisp.metadata import FILE, Metadata  # noqa: E402
+from crisp.prepare.checkpoint import weights_digest  # noqa: E402
+from crisp.prepare.importance import NeuronOrder  # noqa: E402
+from crisp.prepare.pipeline import Request, prepare, refresh  # noqa: E402
+from crisp.prepare.roles import read_method  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+TOKENIZER = ROOT / "traces" / "tiny-mixtral"
+TEXTS = [ROOT / "docs" / "contract.md", ROOT / "docs" / "traces.md"]
+ASKED = Request(
+    TEXTS, read_method("grouped(passes=2,least=4)"), NeuronOrder(), 128, tokens=1024, block=16
+)
+LAYERS, EXPERTS = 3, 4
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Mixtral with random weights, in bfloat16."""
+    config = transformers.MixtralConfig(
+        vocab_size=2048,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=EXPERTS,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("source") / "toy"
+    transformers.MixtralForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((TOKENIZER / name).read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("prepared") / "model"
+    prepare(model, out, ASKED, silent)
+    return out
+
+
+def plain_logits(folder: Path) -> Any:
+    """As anybody's transformers computes them, in float64."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    model.set_experts_implementation("eager")
+    with torch.inference_mode():
+        return model(input_ids=torch.arange(7, 71)[None] * 29 % 2048, use_cache=False).logits
+
+
+def same(a: Metadata, b: Metadata, apart: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    """All but the time it took, and the provenance entries in ``apart``."""
+    for name, value in vars(a).items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(value, getattr(b, name), err_msg=name)
+        elif name != "provenance":
+            assert value == getattr(b, name), name
+    left, right = dict(a.provenance), dict(b.provenance)
+    for key in {"seconds", *apart}:
+        left.pop(key, None)
+        right.pop(key, None)
+    assert left == right
+
+
+def test_plain_transformers_loads_it_and_computes_the_same(model: Path, prepared: Path) -> None:
+    assert (plain_logits(prepared) - plain_logits(model)).abs().max() < 1e-10
+
+
+def test_files_keep_their_names_and_sizes(model: Path, prepared: Path) -> None:
+    sizes = {path.name: path.stat().st_size for path in model.iterdir()}
+    found = {path.name: path.stat().st_size for path in prepared.iterdir()}
+    assert found.pop(FILE) < 2_000_000
+    assert found == sizes
+    assert not list(prepared.parent.glob("*.partial"))
+
+
+def test_the_metadata_says_what_was_found_and_how(model: Path, prepared: Path) -> None:
+    found = Metadata.load(prepared / FILE)
+    assert found.weights == weights_digest(prepared) != weights_digest(model)
+    assert (found.spec.name, found.spec.block, found.order) == ("toy", 16, "importance")
+    facts = found.provenance
+    assert facts["tokens"] == 1024
+    assert [text.partition(" ")[0] for text in facts["texts"]] == ["contract.md", "traces.md"]
+    assert set(facts["seconds"]) == {"calibration", "roles", "reordering"}
+    assert (found.expert_counts.sum(1) == 2 * 1024).all()  # top-2 in every layer
+    assert (found.pair_counts.sum((1, 2)) == 1024).all()
+    roles = facts["roles"]
+    assert 0 < roles["measured"] <= roles["pairs"] == int((found.pair_counts > 0).sum())
+    # Leading neurons hold most of the importance, and more than half of them all of it at the end.
+    reached = found.expert_counts > 0
+    assert (np.diff(found.curves[reached]) >= 0).all()
+    np.testing.assert_allclose(found.curves[reached][:, -1], 1, rtol=1e-6)
+    assert (found.curves[reached][:, 15] > 0.5).all()
+    # The same importance orders blocks: the first of an expert contributes more than the last.
+    assert (found.contributions[reached][:, 0] > found.contributions[reached][:, -1]).all()
+    unreached = {(layer, expert) for layer, expert in facts["unreached"]}
+    assert unreached == set(zip(*map(np.ndarray.tolist, np.nonzero(~reached)), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("stage", "at"), [("calibration", 0.5), ("roles", 0.6), ("reordering", 0.0)]
+)
+def test_it_goes_on_after_an_interruption(
+    model: Path, prepared: Path, tmp_path: Path, stage: str, at: float
+) -> None:
+    out = tmp_path / "model"
+
+    def interrupt(now: str, done: int, total: int) -> None:
+        if now == stage and done >= at * total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(model, out, ASKED, interrupt)
+    assert not out.exists()
+    first: dict[str, float] = {}
+
+    def watch(now: str, done: int, total: int) -> None:
+        first.setdefault(now, done / total)
+
+    prepare(model, out, ASKED, watch)
+    if stage != "calibration":
+        assert "calibration" not in first  # done before, not repeated
+    if stage == "reordering":
+        assert "roles" not in first
+    same(Metadata.load(out / FILE), Metadata.load(prepared / FILE))
+    assert weights_digest(out) == weights_digest(prepared)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def command(model: Path, out: Path) -> list[str]:
+    options = ["--roles", "grouped(passes=2,least=4)", "--window", "128", "--tokens", "1024"]
+    texts = ["--text", *map(str, TEXTS)]
+    return [
+        *(sys.executable, "-m", "crisp", "prepare", str(model), *texts, *options),
+        *("--block", "16", "--out", str(out)),
+    ]
+
+
+def waited(what: Callable[[], Any]) -> None:
+    end = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_kill_costs_the_layer_under_way(model: Path, prepared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    work = tmp_path / "model.partial"
+    process = subprocess.Popen(command(model, out), cwd=ROOT, stderr=subprocess.PIPE)
+    waited(lambda: (work / "roles-1.npy").exists() or process.poll() is not None)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    kept = {path.name: path.stat().st_mtime_ns for path in work.glob("*.np*")}
+    assert {"calibration.npz", "roles-0.npy", "roles-1.npy"} <= set(kept)
+    assert not out.exists()
+
+    process = subprocess.Popen(command(model, out), cwd=ROOT, stdout=subprocess.PIPE)
+    waited(lambda: (work / "roles-2.npy").exists() or process.poll() is not None)
+    now = {path.name: path.stat().st_mtime_ns for path in work.glob("roles-*.npy")}
+    printed, _ = process.communicate()
+    assert process.returncode == 0
+    assert all(now.get(name, when) == when for name, when in kept.items() if "roles" in name)
+    assert f"{out}: toy, prepared".encode() in printed
+    same(Metadata.load(out / FILE), Metadata.load(prepared / FILE))
+
+
+def test_layer_by_layer_gives_the_same_model(model: Path, tmp_path: Path) -> None:
+    asked = replace(ASKED, method=read_method("local"))
+    whole = prepare(model, tmp_path / "whole", asked, silent)
+    parts = prepare(model, tmp_path / "parts", replace(asked, layerwise=True), silent)
+    same(parts, whole, {"layerwise"})
+    assert parts.provenance["layerwise"] is True
+
+
+def test_refreshing_from_the_same_text_finds_the_same(prepared: Path) -> None:
+    before = Metadata.load(prepared / FILE)
+    kept = {path: path.read_bytes() for path in prepared.iterdir()}
+    after = refresh(prepared, ASKED, silent)
+    for name in ("expert_counts", "pair_counts"):
+        np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
+    # The sums of another order of neurons round otherwise.
+    np.testing.assert_allclose(after.curves, before.curves, rtol=1e-5)
+    np.testing.assert_allclose(after.contributions, before.contributions, rtol=1e-4, atol=1e-6)
+    assert (after.weights, after.order) == (before.weights, before.order)
+    assert after.provenance["refreshed"] is True
+    assert {path: path.read_bytes() for path in prepared.iterdir()} == kept
+
+
+def test_refreshing_from_other_text_finds_other_counts(prepared: Path) -> None:
+    asked = replace(ASKED, texts=[ROOT / "crisp" / "geometry.py"], method=read_method("local"))
+    after = refresh(prepared, asked, silent)
+    assert not np.array_equal(after.pair_counts, Metadata.load(prepared / FILE).pair_counts)
+
+
+def test_refreshing_a_model_whose_weights_changed_is_refused(
+    prepared: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in prepared.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    with pytest.raises(CrispError, match="are not those the metadata belongs to"):
+        refresh(folder, ASKED, silent)
+
+
+def test_preparing_a_prepared_model_is_refused(prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(CrispError, match="is prepared already"):
+        prepare(prepared, tmp_path / "again", ASKED, silent)
+    assert not list(tmp_path.iterdir())
+
+
+def copied(model: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for path in model.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def with_config(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (without("tokenizer.json"), "its tokenizer"),
+        (without("model.safetensors"), "no weights|safetensors"),
+        (without("config.json"), "config.json"),
+        (with_config(quantization_config={"quant_method": "awq"}), "awq"),
+        (with_config(model_type="unheard_of"), "unheard_of"),
+        (with_config(num_local_experts=9), "do not fit the config"),
+    ],
+)
+def test_a_damaged_model_is_refused_in_one_line(
+    model: Path, damage: Callable[[Path], None], words: str, tmp_path: Path
+) -> None:
+    folder = copied(model, tmp_path / "source")
+    damage(folder)
+    with pytest.raises(CrispError, match=words) as found:
+        prepare(folder, tmp_path / "out", ASKED, silent)
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"texts": [ROOT / "missing.txt"]}, "missing.txt: no such file"),
+        ({"texts": [ROOT / "crisp" / "__main__.py"]}, "__main__.py: .* shorter than a window"),
+        ({"window": 513}, "--window 513: the model's context is 512"),
+        ({"block": 336}, "block is 336"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    model: Path, asked: Any, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CrispError, match=words):
+        prepare(model, tmp_path / "out", replace(ASKED, **asked), silent)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "note").write_text("mine")
+    with pytest.raises(CrispError, match="is not empty"):
+        prepare(model, tmp_path, ASKED, silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+
+def test_another_request_does_not_go_on_with_the_first(model: Path, tmp_path: Path) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(model, tmp_path / "out", ASKED, interrupt)
+    with pytest.raises(CrispError, match=r"out\.partial: holds a preparation begun with other"):
+        prepare(model, tmp_path / "out", replace(ASKED, tokens=4096), silent)
+
+
+def test_layer_by_layer_goes_with_local_roles_only() -> None:
+    with pytest.raises(CrispError, match="--layerwise goes with --roles local"):
+        replace(ASKED, layerwise=True)

@@ -26,7 +26,6 @@ from crisp.prepare.importance import NeuronOrder, contributions, curves, permuta
 from crisp.prepare.layerwise import layerwise
 from crisp.prepare.reorder import reorder
 from crisp.prepare.roles import Exact, Grouped, Local, Method, increases, local, spell
-from crisp.prepare.skeleton import open_skeleton
 from crisp.prepare.work import Work, refuse_taken, request_digest
 from crisp.windows import Windows, read_windows
 
@@ -155,8 +154,7 @@ def _measure(source: Path, asked: Request, report: Report, work: Work | None = N
             both = layerwise(source, windows, work.folder / "spill", told(CALIBRATION))
         with timed(ROLES):
             sizes = local(asked.method, both.calibration)
-        found = open_skeleton(source).found
-        return Measured(windows, window, both.calibration, both.norms, sizes, found)
+        return Measured(windows, window, both.calibration, both.norms, sizes, both.found)
 
     model = in_float32(load(str(source))).model
     found = layout(model)

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from crisp.errors import CrispError
 
+LONGEST = 2048  # tokens of a window, unless asked otherwise
+
 
 @dataclass(frozen=True, eq=False)
 class Windows:
@@ -44,6 +46,19 @@ class Windows:
     def fed(self) -> int:
         """Tokens that are read, counted in every window they are in."""
         return sum(map(len, self.tokens))
+
+
+def window_length(config: Any, asked: int | None) -> int:
+    """Tokens of a window: as asked, else the context of the model with this config, 2,048 at most.
+
+    Raises CrispError for more than the context.
+    """
+    context = getattr(config, "max_position_embeddings", None)
+    if asked is None:
+        return min(context or LONGEST, LONGEST)
+    if context is not None and asked > context:
+        raise CrispError(f"--window {asked}: the model's context is {context}")
+    return asked
 
 
 def read_windows(

@@ -45,6 +45,7 @@ class Routing:
     profile: Profile
     how: str  # it was divided, in words
     file: dict[str, str]  # name and digest of the whole trace
+    prepared: ModelSpec | None = None  # the geometry in the metadata
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def open_source(source: Source) -> Routing:
     if source.metadata is not None:
         found = Metadata.load(source.metadata)
         how = f"profile: {source.metadata.name}, prepared from {found.spec.name}; simulated: all"
-        return Routing(None, whole, _fitting(found, whole, source.metadata), how + " rows", file)
+        counts = _fitting(found, whole, source.metadata)
+        return Routing(None, whole, counts, how + " rows", file, found.spec)
     if source.profile is None:
         counted, simulated, how = split(whole)
     else:

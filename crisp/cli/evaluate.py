@@ -11,6 +11,7 @@ import typer
 
 from crisp.errors import CrispError
 from crisp.files import atomic
+from crisp.windows import LONGEST, window_length
 
 if TYPE_CHECKING:
     from crisp.loading import Loaded
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from crisp.profile import Profile
 
 STDOUT = "-"
-LONGEST = 2048  # tokens of a window, unless told otherwise
 
 
 def evaluate(
@@ -56,7 +56,7 @@ def evaluate(
     unit: Annotated[str, typer.Option(help="What is admitted, evicted: expert, block.")] = "expert",
     block: Annotated[
         int | None,
-        typer.Option(help="Neurons of a block.  [default: an eighth of d_ff, rounded up to 16]"),
+        typer.Option(help="Neurons of a block.  [default: the metadata's, else an eighth of d_ff]"),
     ] = None,
     window: Annotated[
         int | None,
@@ -119,7 +119,7 @@ def evaluate(
     questions = None if tasks is None else Tasks.load(split_list(tasks, "--tasks"))
 
     loaded = in_float32(load(model))
-    spec = geometry(loaded, block)
+    spec = geometry(loaded, found[1].spec.block if block is None and found else block)
     for _, one in chosen:
         if asked is not None:
             asked.capacity(spec, one.cache)
@@ -250,11 +250,7 @@ def _steps(
     loaded: Loaded, window: int | None, stride: int | None, budget: Budget | None
 ) -> tuple[int, int]:
     """Window and stride, in tokens."""
-    context = getattr(loaded.model.config, "max_position_embeddings", None)
-    if window is None:
-        window = min(context or LONGEST, LONGEST)
-    elif context is not None and window > context:
-        raise CrispError(f"--window {window}: the model's context is {context}")
+    window = window_length(loaded.model.config, window)
     if budget is None:
         return window, max(1, window // 2) if stride is None else stride
     if stride not in (None, window):

@@ -96,6 +96,9 @@ def prepare(
         if recorded is None:
             raise CrispError(f"{path}: does not say how large its model is; give --model")
         spec = ModelSpec.from_dict(recorded, str(path))
+    prepared = routing.prepared
+    if block is None and prepared is not None and prepared.config_hash == spec.config_hash:
+        block = prepared.block  # what was prepared runs in the blocks it was prepared in
     spec = spec.with_(bits=stored, block=block)
     fitted = fit(spec, routing.simulated, top_k)
     if source.profile is not None and routing.counted is not None:

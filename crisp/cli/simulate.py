@@ -59,7 +59,7 @@ def simulate(
     chunk: Annotated[int, typer.Option(help="Prompt tokens of one prefill step.")] = 512,
     block: Annotated[
         int | None,
-        typer.Option(help="Neurons of a block.  [default: an eighth of d_ff, rounded up to 16]"),
+        typer.Option(help="Neurons of a block.  [default: the metadata's, else an eighth of d_ff]"),
     ] = None,
     bits: Annotated[
         str | None, typer.Option(help="Stored bits of a routed weight.  [default: as published]")

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from crisp.adapter import Experts
 from crisp.errors import CrispError
+from crisp.metadata import POINTS
 from crisp.policy.order import RandomOrder
 from crisp.policy.spelling import build
 from crisp.prepare.calibration import Calibration, Floats, Ints, LayerSums
-
-CURVE_POINTS = 32
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def curves(calibration: Calibration, orders: Mapping[int, Ints]) -> dict[int, ND
     for layer, sums in calibration.layers.items():
         upto = np.cumsum(np.take_along_axis(sums.importance, orders[layer], 1), axis=1)
         d_ff = upto.shape[1]
-        ends = -(-np.arange(1, CURVE_POINTS + 1) * d_ff // CURVE_POINTS) - 1
+        ends = -(-np.arange(1, POINTS + 1) * d_ff // POINTS) - 1
         total = upto[:, -1:]
         share = np.divide(upto, total, out=np.zeros_like(upto), where=total > 0)
         result[layer] = share[:, ends].astype(np.float32)

@@ -27,13 +27,12 @@ from crisp.prepare.layerwise import layerwise
 from crisp.prepare.reorder import reorder
 from crisp.prepare.roles import Exact, Grouped, Local, Method, increases, local, spell
 from crisp.prepare.work import Work, refuse_taken, request_digest
-from crisp.windows import Windows, read_windows
+from crisp.windows import Windows, read_windows, window_length
 
 Report = Callable[[str, int, int], None]
 """``(stage, done, total)``"""
 
 CALIBRATION, ROLES, REORDERING = "calibration", "roles", "reordering"
-LONGEST = 2048  # tokens of a window, unless asked otherwise
 
 
 @dataclass(frozen=True)
@@ -170,10 +169,7 @@ def _measure(source: Path, asked: Request, report: Report, work: Work | None = N
 
 
 def _windows(source: Path, asked: Request) -> tuple[Windows, int]:
-    context = getattr(load_config(source), "max_position_embeddings", None) or LONGEST
-    window = asked.window or min(LONGEST, context)
-    if window > context:
-        raise CrispError(f"--window {window}: the model's context is {context}")
+    window = window_length(load_config(source), asked.window)
     windows = read_windows(load_tokenizer(source), asked.texts, window, limit=asked.tokens)
     return windows, window
 

@@ -39,6 +39,7 @@ def test_a_model_is_prepared_simulated_and_refreshed(crisp: Crisp, tmp_path: Pat
     done = crisp(*asked, "--limit", 50, "--metadata", out / FILE)
     assert (done.code, done.err) == (0, "")
     assert "crisp.safetensors, prepared from tiny-mixtral; simulated: all rows" in done.out
+    assert "experts in 16 bits, 246 kB each" in done.out  # 20 blocks of 16, not 7 of 48
     assert "50 decode rows (the first of 3,816)" in done.out  # nothing is set aside to be counted
 
     other = tmp_path / "new.safetensors"

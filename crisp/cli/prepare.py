@@ -19,7 +19,9 @@ from crisp.prepare.roles import read_method
 _MODEL = typer.Argument(help="A folder with a transformers checkpoint.", show_default=False)
 _TEXT = typer.Option("--text", help="A text to calibrate on (UTF-8); several: --text A B C.")
 _MORE = typer.Argument(hidden=True, metavar="TEXT")
-_ROLES = typer.Option(help="How roles are found: grouped(passes=8,share=.25), exact or local.")
+_ROLES = typer.Option(
+    help="How roles are found: grouped(passes=8,share=.25), exact, local or weight."
+)
 _WINDOW = typer.Option(help="Tokens read together.  [default: the model's context, at most 2048]")
 _TOKENS = typer.Option(help="Tokens of all texts together.  [default: all]")
 _BLOCK = typer.Option(help="Neurons of a block.  [default: an eighth of d_ff, rounded up to 16]")
@@ -38,7 +40,8 @@ def prepare(
     tokens: Annotated[int | None, _TOKENS] = None,
     block: Annotated[int | None, _BLOCK] = None,
     layerwise: Annotated[
-        bool, typer.Option("--layerwise", help="One layer in memory at a time; roles: local.")
+        bool,
+        typer.Option("--layerwise", help="One layer in memory at a time."),
     ] = False,
 ) -> None:
     """Reorder a model's neurons by importance, and find tiers and roles; resumes after a kill."""
@@ -93,7 +96,9 @@ def summary(metadata: Metadata) -> list[str]:
         "neurons": f"by {metadata.order}; blocks of {metadata.spec.block}, "
         f"{counted(metadata.spec.n_blocks, 'block')} an expert",
         "pairs": f"{counted(roles['pairs'], 'combination')} seen; roles {roles['method']} of "
-        f"{roles['measured']:,}, by the router's weight of the rest",
+        f"{roles['measured']:,}, by the router's weight of the rest"
+        if roles["method"] != "weight"
+        else f"{counted(roles['pairs'], 'combination')} seen; roles by the router's weight",
     }
     if unreached:
         named = ", ".join(f"{layer}.{expert}" for layer, expert in unreached[:6])

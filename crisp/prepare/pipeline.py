@@ -25,8 +25,17 @@ from crisp.prepare.checkpoint import open_checkpoint, refuse_prepared, weights_d
 from crisp.prepare.importance import NeuronOrder, contributions, curves, permutations, scores
 from crisp.prepare.layerwise import layerwise
 from crisp.prepare.reorder import reorder
-from crisp.prepare.roles import Exact, Grouped, Local, Method, increases, local, spell
+from crisp.prepare.roles import (
+    Exact,
+    Grouped,
+    Method,
+    Weight,
+    increases,
+    local,
+    spell,
+)
 from crisp.prepare.work import Work, refuse_taken, request_digest
+from crisp.profile import dominant
 from crisp.windows import Windows, read_windows, window_length
 
 Report = Callable[[str, int, int], None]
@@ -52,10 +61,10 @@ class Request:
     layerwise: bool = False
 
     def __post_init__(self) -> None:
-        if self.layerwise and not isinstance(self.method, Local):
+        if self.layerwise and isinstance(self.method, Exact | Grouped):
             raise CrispError(
                 f"--roles {spell(self.method)}: needs the whole model in memory; "
-                "--layerwise goes with --roles local"
+                "--layerwise goes with --roles local or weight"
             )
 
     def digest(self, source: Path) -> str:
@@ -148,11 +157,10 @@ def _measure(source: Path, asked: Request, report: Report, work: Work | None = N
     windows, window = _windows(source, asked)
     if asked.layerwise:
         assert work is not None
-        assert isinstance(asked.method, Local)
         with timed(CALIBRATION):
             both = layerwise(source, windows, work.folder / "spill", told(CALIBRATION))
-        with timed(ROLES):
-            sizes = local(asked.method, both.calibration)
+        sizes = _told_by(asked.method, both.calibration)
+        assert sizes is not None
         return Measured(windows, window, both.calibration, both.norms, sizes, both.found)
 
     model = in_float32(load(str(source))).model
@@ -160,12 +168,18 @@ def _measure(source: Path, asked: Request, report: Report, work: Work | None = N
     experts = {layer.index: Experts.of(layer) for layer in found.layers}
     with timed(CALIBRATION):
         calibration = _calibrated(model, windows, told(CALIBRATION), work)
-    with timed(ROLES):
-        if isinstance(asked.method, Local):
-            sizes = local(asked.method, calibration)
-        else:
-            sizes = _increases(asked.method, model, windows, told(ROLES), work)
-    return Measured(windows, window, calibration, experts, sizes, found)
+    increase = _told_by(asked.method, calibration)
+    if increase is None:
+        with timed(ROLES):
+            increase = _increases(asked.method, model, windows, told(ROLES), work)
+    return Measured(windows, window, calibration, experts, increase, found)
+
+
+def _told_by(method: Method, calibration: Calibration) -> dict[int, Floats] | None:
+    """What the calibration says about roles; None where the method asks for passes of its own."""
+    if isinstance(method, Weight):
+        return {}
+    return None if isinstance(method, Exact | Grouped) else local(method, calibration)
 
 
 def _windows(source: Path, asked: Request) -> tuple[Windows, int]:
@@ -185,9 +199,10 @@ def _calibrated(model: Any, windows: Windows, tell: Any, work: Work | None) -> C
 
 
 def _increases(
-    method: Exact | Grouped, model: Any, windows: Windows, tell: Any, work: Work | None
+    method: Method, model: Any, windows: Windows, tell: Any, work: Work | None
 ) -> dict[int, Floats]:
     """Layer by layer, each kept when it is finished."""
+    assert isinstance(method, Exact | Grouped)
     found: dict[int, Floats] = {}
     for path in () if work is None else work.folder.glob("roles-*.npy"):
         found[int(path.stem.removeprefix("roles-"))] = np.load(path)
@@ -229,7 +244,7 @@ def _metadata(
         for layer, value in values.items():
             whole[name][layer] = value
     pairs = whole["pair_counts"] > 0
-    measured_pairs = pairs & np.isfinite(whole["increase"] + whole["increase"].transpose(0, 2, 1))
+    roles = dominant(whole["increase"])
     provenance = {
         **facts,
         "texts": measured.windows.dataset,
@@ -239,7 +254,7 @@ def _metadata(
         "roles": {
             "method": spell(asked.method),
             "pairs": int(pairs.sum()),
-            "measured": int(measured_pairs.sum()),
+            "measured": int((pairs & (roles >= 0)).sum()),
         },
         "unreached": [list(pair) for pair in calibration.unreached],
         "tool": TOOL,

@@ -1,8 +1,9 @@
-"""What masking one of two experts costs: three ways of telling a pair's roles (paper, 3.3.2).
+"""What masking one of two experts costs: ways of telling a pair's roles (paper, 3.3.2).
 
 ``exact`` is the paper's: one pair, one expert, one pass. ``grouped`` gets all pairs of a layer from
 a few passes: each masks one expert of a random share of the tokens, and every token's loss is
-charged to its own pair. ``local`` needs no pass: it takes the size of what would be removed.
+charged to its own pair. ``local`` needs no pass: it takes the size of what would be removed. And
+``weight`` leaves it to the router.
 
 A combination is a token's anchor with another of its experts (for top-2 the pair). What is masked
 adds nothing, and its weight goes to nobody.
@@ -63,8 +64,18 @@ class Local:
         _check(self)
 
 
-Method = Exact | Grouped | Local
-METHODS: dict[str, Callable[..., Method]] = {"exact": Exact, "grouped": Grouped, "local": Local}
+@dataclass(frozen=True)
+class Weight:
+    """Nothing is measured: the expert with the larger router weight is dominant, token by token."""
+
+
+Method = Exact | Grouped | Local | Weight
+METHODS: dict[str, Callable[..., Method]] = {
+    "exact": Exact,
+    "grouped": Grouped,
+    "local": Local,
+    "weight": Weight,
+}
 
 
 def read_method(text: str) -> Method:

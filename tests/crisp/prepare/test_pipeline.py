@@ -191,6 +191,13 @@ def test_a_kill_costs_the_layer_under_way(model: Path, prepared: Path, tmp_path:
     same(Metadata.load(out / FILE), Metadata.load(prepared / FILE))
 
 
+def test_roles_may_be_left_to_the_router(model: Path, tmp_path: Path) -> None:
+    asked = replace(ASKED, method=read_method("weight"))
+    found = prepare(model, tmp_path / "out", asked, silent)
+    assert (found.profile().dominant == -1).all()
+    assert found.provenance["roles"]["measured"] == 0 < found.provenance["roles"]["pairs"]
+
+
 def test_layer_by_layer_gives_the_same_model(model: Path, tmp_path: Path) -> None:
     asked = replace(ASKED, method=read_method("local"))
     whole = prepare(model, tmp_path / "whole", asked, silent)

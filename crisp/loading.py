@@ -44,10 +44,10 @@ def load(name: str) -> Loaded:
     folder, auto = Path(name), transformers.AutoModelForCausalLM
     config = load_config(name)
     with _quiet(transformers):
-        with _one_line(name, f"model_type {config.model_type}"), torch.device("meta"):
+        with one_line(name, f"model_type {config.model_type}"), torch.device("meta"):
             layout(_skeleton(auto, config))
         tokenizer = load_tokenizer(name)
-        with _one_line(name, "its weights"):
+        with one_line(name, "its weights"):
             model, info = _weights(name, auto)
     for keys, what in (
         ("missing_keys", "lacks {} of the model's weights"),
@@ -89,14 +89,14 @@ def load_config(name: str | Path) -> Any:
         raise CrispError(f"{name}: is no folder; one with a transformers checkpoint was expected")
     register()
     what = "its config" if folder.is_dir() else "no folder; asked the hub"
-    with _quiet(transformers), _one_line(name, what):
+    with _quiet(transformers), one_line(name, what):
         return transformers.AutoConfig.from_pretrained(name)
 
 
 def load_tokenizer(name: str | Path) -> Any:
     """The tokenizer beside a model; CrispError if there is none."""
     transformers = need("transformers")
-    with _quiet(transformers), _one_line(str(name), "its tokenizer"):
+    with _quiet(transformers), one_line(str(name), "its tokenizer"):
         return transformers.AutoTokenizer.from_pretrained(name)
 
 
@@ -133,7 +133,7 @@ def _spec(name: str, transformers: Any) -> ModelSpec | None:
 
 
 @contextmanager
-def _one_line(name: str, what: str) -> Iterator[None]:
+def one_line(name: str, what: str) -> Iterator[None]:
     """Whatever transformers raises about a checkpoint, as one line that names it."""
     try:
         yield

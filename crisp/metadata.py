@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from crisp.errors import CrispError
 from crisp.files import atomic
@@ -24,7 +24,7 @@ from crisp.profile import Profile, dominant, tiers
 from crisp.units import exact
 
 FILE = "crisp.safetensors"
-VERSION = "1"
+VERSION = 1
 POINTS = 32  # of an importance curve
 ALPHA, BETA = exact(".6", "alpha"), exact(".9", "beta")  # of the stored tiers (paper, 3.3.1)
 
@@ -77,38 +77,36 @@ class Metadata:
             "contributions": self.contributions,
         }
         header = {
-            "crisp": VERSION,
-            "model": json.dumps(self.spec.to_dict(), sort_keys=True),
+            "version": VERSION,
+            "model": self.spec.to_dict(),
             "weights": self.weights,
             "order": self.order,
-            "provenance": json.dumps(self.provenance, sort_keys=True),
+            "provenance": dict(self.provenance),
         }
         typed: dict[str, npt.NDArray[Any]] = {
             name: np.ascontiguousarray(tensors[name], dtype)
             for name, (dtype, _) in _TENSORS.items()
         }
+        # One entry: safetensors writes several in an order of its own, another each time.
+        content = save(typed, {"crisp": json.dumps(header, sort_keys=True)})
         with atomic(path) as temporary:
-            save_file(typed, temporary, header)
+            temporary.write_bytes(content)
 
     @classmethod
     def load(cls, path: Path | str) -> Metadata:
         """Read and check the file; CrispError says what is wrong with it."""
         try:
             with safe_open(path, "np") as file:
-                header = file.metadata() or {}
-                _known(path, header, set(file.keys()))
+                header = _header(path, file.metadata() or {})
+                lacks = sorted(_TENSORS.keys() - set(file.keys()))
+                if lacks:
+                    raise CrispError(f"{path}: lacks {lacks[0]}")
                 tensors = {name: file.get_tensor(name) for name in _TENSORS}
         except OSError as error:
             raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
         except SafetensorError as error:
             raise CrispError(f"{path}: is no safetensors file: {error}") from error
-        try:
-            spec_fields, provenance = json.loads(header["model"]), json.loads(header["provenance"])
-        except ValueError as error:
-            raise CrispError(f"{path}: its header is damaged: {error}") from error
-        if not isinstance(spec_fields, dict) or not isinstance(provenance, dict):
-            raise CrispError(f"{path}: its header is damaged: objects were expected")
-        spec = ModelSpec.from_dict(spec_fields, str(path))
+        spec = ModelSpec.from_dict(header["model"], str(path))
         _checked(path, spec, tensors)
         own = {name: tensor for name, tensor in tensors.items() if name != "tiers"}
         own["pair_counts"] = own["pair_counts"].astype(np.int64)
@@ -116,7 +114,7 @@ class Metadata:
             spec=spec,
             weights=header["weights"],
             order=header["order"],
-            provenance=provenance,
+            provenance=header["provenance"],
             **own,
         )
         if not np.array_equal(tensors["tiers"], tiers(found.profile(), ALPHA, BETA)):
@@ -124,13 +122,21 @@ class Metadata:
         return found
 
 
-def _known(path: Path | str, header: Mapping[str, str], names: set[str]) -> None:
-    if header.get("crisp") != VERSION:
+_HEADER = {"model": dict, "weights": str, "order": str, "provenance": dict}
+
+
+def _header(path: Path | str, found: Mapping[str, str]) -> dict[str, Any]:
+    """What the file says about itself."""
+    try:
+        header = json.loads(found.get("crisp", "null"))
+    except (ValueError, RecursionError) as error:
+        raise CrispError(f"{path}: its header is damaged: {error}") from error
+    if not isinstance(header, dict) or header.get("version") != VERSION:
         raise CrispError(f"{path}: is not metadata of a prepared model (version {VERSION})")
-    lacks = [key for key in ("model", "weights", "order", "provenance") if key not in header]
-    lacks += sorted(_TENSORS.keys() - names)
-    if lacks:
-        raise CrispError(f"{path}: lacks {lacks[0]}")
+    for key, kind in _HEADER.items():
+        if not isinstance(header.get(key), kind):
+            raise CrispError(f"{path}: its header is damaged: {key} is no {kind.__name__}")
+    return header
 
 
 def _checked(path: Path | str, spec: ModelSpec, tensors: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -107,6 +107,16 @@ def read_windows(
     return found
 
 
+def check_vocabulary(windows: Windows, config: Any, where: str | Path) -> None:
+    """Raise CrispError if a token is none of the model's: the tokenizer is another's."""
+    size = config.get_text_config().vocab_size
+    most = max(int(tokens.max()) for tokens in windows.tokens)
+    if most >= size:
+        raise CrispError(
+            f"{where}: its tokenizer gives token {most}, but the model knows {size} tokens"
+        )
+
+
 def _cuts(length: int, window: int, stride: int, led: bool) -> Iterator[tuple[int, int, int]]:
     """(start, end, scored tokens at the end) of each window; led: something precedes its first."""
     seen = 0

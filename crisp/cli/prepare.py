@@ -47,7 +47,7 @@ def prepare(
     """Reorder a model's neurons by importance, and find tiers and roles; resumes after a kill."""
     import crisp.prepare.pipeline as pipeline
 
-    method = read_method(roles or ("local" if layerwise else "grouped"))
+    method = read_method(roles if roles is not None else "local" if layerwise else "grouped")
     asked = Request(
         [*text, *(more or [])], method, NeuronOrder.read(order), window, tokens, block, layerwise
     )

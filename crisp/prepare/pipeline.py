@@ -22,6 +22,7 @@ from crisp.metadata import FILE, POINTS, Metadata
 from crisp.model import ModelSpec
 from crisp.prepare.calibration import Calibration, Floats, Ints, calibrate
 from crisp.prepare.checkpoint import open_checkpoint, refuse_prepared, weights_digest
+from crisp.prepare.experts_on_disk import expert_tensors
 from crisp.prepare.importance import NeuronOrder, contributions, curves, permutations, scores
 from crisp.prepare.layerwise import layerwise
 from crisp.prepare.reorder import reorder
@@ -34,9 +35,10 @@ from crisp.prepare.roles import (
     local,
     spell,
 )
-from crisp.prepare.work import Work, refuse_taken, request_digest
+from crisp.prepare.skeleton import open_skeleton
+from crisp.prepare.work import Work, check_place, refuse_taken, request_digest, was_finished
 from crisp.profile import dominant
-from crisp.windows import Windows, read_windows, window_length
+from crisp.windows import Windows, check_vocabulary, read_windows, window_length
 
 Report = Callable[[str, int, int], None]
 """``(stage, done, total)``"""
@@ -76,15 +78,22 @@ class Request:
 
 
 @dataclass(frozen=True, eq=False)
+class Subject:
+    """A model and its calibration text; ``model`` is None where it is larger than memory."""
+
+    folder: Path
+    windows: Windows
+    model: Any
+    found: Layout
+
+
+@dataclass(frozen=True, eq=False)
 class Measured:
     """What the text told about the model. ``experts``: of each MoE layer, for their norms."""
 
-    windows: Windows
-    window: int
     calibration: Calibration
     experts: Mapping[int, Any]
     increase: Mapping[int, Floats]  # of each MoE layer [experts, experts]
-    found: Layout
 
 
 def prepare(source: Path, out: Path, asked: Request, report: Report) -> Metadata:
@@ -95,25 +104,31 @@ def prepare(source: Path, out: Path, asked: Request, report: Report) -> Metadata
     """
     spec = _geometry(source, asked)
     refuse_prepared(source)
+    check_place(out, source)
+    request = asked.digest(source)
+    if was_finished(out, request):
+        return Metadata.load(out / FILE)
     refuse_taken(out)
-    work = Work.open(out, asked.digest(source))
-    measured = _measure(source, asked, report, work)
-    orders = permutations(scores(asked.order, measured.calibration, measured.experts))
-    made = work.folder / "model"
-    made.mkdir(exist_ok=True)
-    with work.timed(REORDERING):
-        digest = reorder(
-            source,
-            made,
-            orders,
-            measured.found,
-            progress=lambda done, total: report(REORDERING, done, total),
-            done=work.folder / "reordered",
-        )
-    facts = {"source": source.resolve().name, "seconds": work.seconds}
-    metadata = _metadata(spec, asked, measured, orders, digest, str(asked.order), facts)
-    metadata.save(made / FILE)
-    work.finish(made, out)
+    subject = _subject(source, asked)
+    expert_tensors(open_checkpoint(source), subject.found)  # refused now, not after the work
+    with Work.open(out, request) as work:
+        measured = _measure(subject, asked, report, work)
+        orders = permutations(scores(asked.order, measured.calibration, measured.experts))
+        made = work.folder / "model"
+        made.mkdir(exist_ok=True)
+        with work.timed(REORDERING):
+            digest = reorder(
+                source,
+                made,
+                orders,
+                subject.found,
+                progress=lambda done, total: report(REORDERING, done, total),
+                done=work.folder / "reordered",
+            )
+        facts = {"source": source.resolve().name, "seconds": work.seconds}
+        metadata = _metadata(spec, asked, subject, measured, orders, digest, facts)
+        metadata.save(made / FILE)
+        work.finish(made, out)
     return metadata
 
 
@@ -123,15 +138,18 @@ def refresh(folder: Path, asked: Request, report: Report) -> Metadata:
     The weights and the order of their neurons stay. Nothing is written.
     """
     _geometry(folder, asked)
+    if not (folder / FILE).is_file():
+        raise CrispError(f"{folder}: is not prepared: it holds no {FILE}")
     before = Metadata.load(folder / FILE)
     before.check_weights(weights_digest(folder), str(folder))
-    measured = _measure(folder, asked, report)
+    subject = _subject(folder, asked)
+    measured = _measure(subject, asked, report)
     stay = {
         layer: np.broadcast_to(np.arange(sums.activation.shape[1]), sums.activation.shape)
         for layer, sums in measured.calibration.layers.items()
     }
     facts = {"source": before.provenance.get("source"), "refreshed": True}
-    return _metadata(before.spec, asked, measured, stay, before.weights, before.order, facts)
+    return _metadata(before.spec, asked, subject, measured, stay, before.weights, facts)
 
 
 def _geometry(source: Path, asked: Request) -> ModelSpec:
@@ -145,7 +163,21 @@ def _geometry(source: Path, asked: Request) -> ModelSpec:
     return ModelSpec.from_config(source).with_(block=asked.block)
 
 
-def _measure(source: Path, asked: Request, report: Report, work: Work | None = None) -> Measured:
+def _subject(folder: Path, asked: Request) -> Subject:
+    """Read the text and the model; CrispError for what is wrong with them."""
+    config = load_config(folder)
+    window = window_length(config, asked.window)
+    windows = read_windows(load_tokenizer(folder), asked.texts, window, limit=asked.tokens)
+    check_vocabulary(windows, config, folder)
+    if asked.layerwise:
+        return Subject(folder, windows, None, open_skeleton(folder).found)
+    model = in_float32(load(str(folder))).model
+    return Subject(folder, windows, model, layout(model))
+
+
+def _measure(
+    subject: Subject, asked: Request, report: Report, work: Work | None = None
+) -> Measured:
     """Calibration and roles. Without ``work`` nothing is kept on the way."""
 
     def timed(stage: str) -> Any:
@@ -154,25 +186,23 @@ def _measure(source: Path, asked: Request, report: Report, work: Work | None = N
     def told(stage: str) -> Callable[[int, int], None]:
         return lambda done, total: report(stage, done, total)
 
-    windows, window = _windows(source, asked)
-    if asked.layerwise:
+    if subject.model is None:
         assert work is not None
+        spill = work.folder / "spill"
         with timed(CALIBRATION):
-            both = layerwise(source, windows, work.folder / "spill", told(CALIBRATION))
+            both = layerwise(subject.folder, subject.windows, spill, told(CALIBRATION))
         sizes = _told_by(asked.method, both.calibration)
         assert sizes is not None
-        return Measured(windows, window, both.calibration, both.norms, sizes, both.found)
+        return Measured(both.calibration, both.norms, sizes)
 
-    model = in_float32(load(str(source))).model
-    found = layout(model)
-    experts = {layer.index: Experts.of(layer) for layer in found.layers}
+    experts = {layer.index: Experts.of(layer) for layer in subject.found.layers}
     with timed(CALIBRATION):
-        calibration = _calibrated(model, windows, told(CALIBRATION), work)
+        calibration = _calibrated(subject, told(CALIBRATION), work)
     increase = _told_by(asked.method, calibration)
     if increase is None:
         with timed(ROLES):
-            increase = _increases(asked.method, model, windows, told(ROLES), work)
-    return Measured(windows, window, calibration, experts, increase, found)
+            increase = _increases(asked.method, subject, told(ROLES), work)
+    return Measured(calibration, experts, increase)
 
 
 def _told_by(method: Method, calibration: Calibration) -> dict[int, Floats] | None:
@@ -182,31 +212,23 @@ def _told_by(method: Method, calibration: Calibration) -> dict[int, Floats] | No
     return None if isinstance(method, Exact | Grouped) else local(method, calibration)
 
 
-def _windows(source: Path, asked: Request) -> tuple[Windows, int]:
-    window = window_length(load_config(source), asked.window)
-    windows = read_windows(load_tokenizer(source), asked.texts, window, limit=asked.tokens)
-    return windows, window
-
-
-def _calibrated(model: Any, windows: Windows, tell: Any, work: Work | None) -> Calibration:
+def _calibrated(subject: Subject, tell: Any, work: Work | None) -> Calibration:
     if work is None:
-        return calibrate(model, windows, tell)
+        return calibrate(subject.model, subject.windows, tell)
     file = work.folder / "calibration.npz"
     state = Calibration.load(file) if file.exists() else None
-    found = calibrate(model, windows, tell, state, lambda sums: sums.save(file))
+    found = calibrate(subject.model, subject.windows, tell, state, lambda sums: sums.save(file))
     found.save(file)
     return found
 
 
-def _increases(
-    method: Method, model: Any, windows: Windows, tell: Any, work: Work | None
-) -> dict[int, Floats]:
+def _increases(method: Method, subject: Subject, tell: Any, work: Work | None) -> dict[int, Floats]:
     """Layer by layer, each kept when it is finished."""
     assert isinstance(method, Exact | Grouped)
     found: dict[int, Floats] = {}
     for path in () if work is None else work.folder.glob("roles-*.npy"):
         found[int(path.stem.removeprefix("roles-"))] = np.load(path)
-    for layer, increase in increases(method, model, windows, set(found), tell):
+    for layer, increase in increases(method, subject.model, subject.windows, set(found), tell):
         found[layer] = increase
         if work is not None:
             file = work.folder / f"roles-{layer}.npy"
@@ -218,10 +240,10 @@ def _increases(
 def _metadata(
     spec: ModelSpec,
     asked: Request,
+    subject: Subject,
     measured: Measured,
     orders: Mapping[int, Ints],
     digest: str,
-    order: str,
     facts: Mapping[str, Any],
 ) -> Metadata:
     calibration = measured.calibration
@@ -247,9 +269,9 @@ def _metadata(
     roles = dominant(whole["increase"])
     provenance = {
         **facts,
-        "texts": measured.windows.dataset,
+        "texts": subject.windows.dataset,
         "tokens": calibration.tokens,
-        "window": measured.window,
+        "window": subject.windows.window,
         "layerwise": asked.layerwise,
         "roles": {
             "method": spell(asked.method),
@@ -259,4 +281,4 @@ def _metadata(
         "unreached": [list(pair) for pair in calibration.unreached],
         "tool": TOOL,
     }
-    return Metadata(spec, digest, order, provenance=provenance, **whole)
+    return Metadata(spec, digest, str(asked.order), provenance=provenance, **whole)

@@ -26,6 +26,9 @@ from crisp.windows import Windows
 
 Progress = Callable[[int, int], None]
 
+LEAST_SHARE = Fraction(1, 1000)  # every token is given a place in k / share passes
+MOST = 1_000_000  # passes, tokens, seeds
+
 
 @dataclass(frozen=True)
 class Exact:
@@ -96,10 +99,14 @@ def _check(method: Any) -> None:
     for name in (one.name for one in fields(method)):
         value: Fraction = getattr(method, name)
         if name == "share":
-            if not 0 < value <= 1:
-                raise CrispError(f"roles: share {float(value):g} is not above 0 and at most 1")
-        elif value.denominator != 1 or value < (name != "seed"):
-            raise CrispError(f"roles: {name} {float(value):g} is not a whole number that will do")
+            if not LEAST_SHARE <= value <= 1:
+                raise CrispError(
+                    f"roles: share {float(value):g}: {float(LEAST_SHARE):g} to 1 was expected"
+                )
+        elif value.denominator != 1 or not (name != "seed") <= value <= MOST:
+            raise CrispError(
+                f"roles: {name} {float(value):g}: a whole number up to {MOST} was expected"
+            )
 
 
 def local(method: Local, calibration: Calibration) -> dict[int, Floats]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from crisp.adapter import Layout, layout, need
 from crisp.errors import CrispError
-from crisp.loading import load_config
+from crisp.loading import load_config, one_line
 from crisp.prepare.checkpoint import Checkpoint, open_checkpoint
 from crisp.prepare.conversion import Conversion
 
@@ -126,10 +126,6 @@ def open_skeleton(folder: Path) -> Skeleton:
     """
     torch, transformers = need("torch"), need("transformers")
     checkpoint, config = open_checkpoint(folder), load_config(folder)
-    try:
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    except ValueError as error:
-        reason = " ".join(str(error).split())[:160]
-        raise CrispError(f"{folder}: cannot be used (its config): {reason}") from error
+    with one_line(str(folder), "its config"), torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return Skeleton(model.eval(), checkpoint)

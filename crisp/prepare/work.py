@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import shutil
@@ -25,20 +26,34 @@ class Work:
             self.seconds = json.loads(self._times.read_text())
 
     @classmethod
-    def open(cls, out: Path, request: str) -> Work:
-        """Begin, or go on with what was begun for the same ``request`` (a digest)."""
-        folder = out.resolve().with_name(out.resolve().name + ".partial")
+    @contextmanager
+    def open(cls, out: Path, request: str) -> Iterator[Work]:
+        """Begin, or go on with what was begun for the same ``request`` (a digest).
+
+        Raises CrispError for a folder of something else, and while another process works there.
+        """
+        folder = beside(out)
         label = folder / "request"
-        known = label.read_text() if label.exists() else None
-        if known not in (None, request):
-            raise CrispError(
-                f"{folder}: holds a preparation begun with other options, text or weights; "
-                "repeat that command or remove the folder"
-            )
+        if folder.is_symlink() or (folder.exists() and not _ours(folder)):
+            raise CrispError(f"{folder}: is in the way, and was not left by a preparation")
         folder.mkdir(exist_ok=True)
-        with atomic(label) as temporary:
-            temporary.write_text(request)
-        return cls(folder)
+        with (folder / "lock").open("wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise CrispError(f"{folder}: another process is preparing there") from error
+            known = label.read_bytes() if label.exists() else None
+            if known not in (None, request.encode()):
+                if any(folder.rglob("*.np*")) or (folder / "model").exists():
+                    raise CrispError(
+                        f"{folder}: holds a preparation begun with other options, text or "
+                        "weights; repeat that command or remove the folder"
+                    )
+                shutil.rmtree(folder / "spill", ignore_errors=True)
+                (folder / "seconds.json").unlink(missing_ok=True)
+            with atomic(label) as temporary:
+                temporary.write_text(request)
+            yield cls(folder)
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -57,14 +72,53 @@ class Work:
         shutil.rmtree(self.folder)
 
 
+def beside(out: Path) -> Path:
+    """Where the work for ``out`` is kept."""
+    return out.resolve().with_name(out.resolve().name + ".partial")
+
+
+def was_finished(out: Path, request: str) -> bool:
+    """Whether ``out`` is this request's result, but for tidying up, which is done now."""
+    folder = beside(out)
+    label = folder / "request"
+    if (folder / "model").exists() or not label.is_file() or label.read_bytes() != request.encode():
+        return False
+    if not out.is_dir() or not any(out.iterdir()):
+        return False
+    shutil.rmtree(folder)
+    return True
+
+
+def _ours(folder: Path) -> bool:
+    """Whether a preparation made this folder: it is labelled, or so new that it is empty."""
+    if (folder / "request").is_file():
+        return True
+    return folder.is_dir() and all(
+        path.name == "lock" or path.name.startswith(".request.") for path in folder.iterdir()
+    )
+
+
+def check_place(out: Path, source: Path) -> None:
+    """Raise CrispError unless ``out`` names a folder in one that exists, not the model's."""
+    try:
+        str(out).encode()
+        place = out.resolve()
+    except UnicodeEncodeError as error:
+        raise CrispError(f"--out {str(out)!r}: is no name in UTF-8") from error
+    except (OSError, RuntimeError) as error:  # a link to itself
+        raise CrispError(f"--out {out}: cannot be followed: {error}") from error
+    if place == source.resolve() or source.resolve() in place.parents:
+        raise CrispError(f"--out {out}: is inside the model {source}; another place was expected")
+    if not place.parent.is_dir():
+        raise CrispError(f"--out {out}: the folder {place.parent} does not exist")
+
+
 def refuse_taken(out: Path) -> None:
-    """Raise CrispError unless ``out`` can become a new folder."""
+    """Raise CrispError if something is there already; an empty folder is nothing."""
     if out.is_dir() and any(out.iterdir()):
         raise CrispError(f"--out {out}: is not empty; a new folder was expected")
     if out.exists() and not out.is_dir():
         raise CrispError(f"--out {out}: is a file; a new folder was expected")
-    if not out.resolve().parent.is_dir():
-        raise CrispError(f"--out {out}: the folder {out.resolve().parent} does not exist")
 
 
 def request_digest(source: Path, texts: Sequence[Path], options: Sequence[object]) -> str:

@@ -1,5 +1,8 @@
 """crisp.safetensors: what it holds, its size, and what is refused."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,20 +75,38 @@ def test_metadata_of_other_weights_is_refused() -> None:
         own.check_weights("cd" * 32, "model")
 
 
-def broken(path: Path, *, header: dict[str, str] | None = None, **tensors: Any) -> None:
+def broken(path: Path, *, header: Any = None, **tensors: Any) -> None:
     """The file again, with another header or other tensors; None: without that one."""
     with safe_open(path, "np") as file:
-        kept = {**file.metadata(), **(header or {})}
+        kept = json.loads(file.metadata()["crisp"])
+    changed = {**kept, **header} if isinstance(header, dict) else header
+    kept = {"crisp": json.dumps(kept if header is None else changed)}
+    if isinstance(header, str):
+        kept = {"crisp": header}
     content = {**load_file(path), **tensors}
     save_file({k: v for k, v in content.items() if v is not None}, path, kept)
+
+
+def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
+    made(ModelSpec.named("mixtral-8x7b")).save(tmp_path / "a")
+    again = (
+        "import sys; from crisp.metadata import Metadata; "
+        "Metadata.load(sys.argv[1]).save(sys.argv[2])"
+    )
+    command = [sys.executable, "-c", again, str(tmp_path / "a"), str(tmp_path / "b")]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"header": {"crisp": "9"}}, "is not metadata of a prepared model"),
-        ({"header": {"model": "{"}}, "its header is damaged"),
-        ({"header": {"provenance": "[]"}}, "its header is damaged"),
+        ({"header": {"version": 9}}, "is not metadata of a prepared model"),
+        ({"header": [1]}, "is not metadata of a prepared model"),
+        ({"header": "{"}, "its header is damaged"),
+        ({"header": "[" * 100_000}, "its header is damaged"),
+        ({"header": {"provenance": []}}, "its header is damaged: provenance is no dict"),
+        ({"header": {"weights": None}}, "its header is damaged: weights is no str"),
         ({"curves": None}, "lacks curves"),
         ({"contributions": np.zeros((32, 8, 9), np.float32)}, "contributions is float32"),
         ({"expert_counts": np.zeros((32, 8), np.int32)}, "expert_counts is int32"),

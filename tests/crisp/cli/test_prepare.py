@@ -64,8 +64,12 @@ def test_a_model_is_prepared_simulated_and_refreshed(crisp: Crisp, tmp_path: Pat
     [
         (("--order", "importence"), "did you mean 'importance'"),
         (("--roles", "exakt"), "did you mean 'exact'"),
-        (("--roles", "grouped(share=2)"), "share 2 is not above 0 and at most 1"),
+        (("--roles", "grouped(share=2)"), "share 2: 0.001 to 1 was expected"),
         (("--roles", "exact", "--layerwise"), "--layerwise goes with --roles local"),
+        (("--roles", "grouped(share=1e-9)"), "share 1e-09: 0.001 to 1 was expected"),
+        (("--roles", "grouped(passes=1e20)"), "passes 1e+20: a whole number up to"),
+        (("--roles", ""), "expected a name"),
+        (("--window", "0"), "--window 0: expected 2 or more"),
         (("--window", "1"), "--window 1: expected 2 or more"),
         (("--window", "4096"), "the model's context is 512"),
         (("--tokens", "5"), "at least a window"),

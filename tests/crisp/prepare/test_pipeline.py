@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from crisp.errors import CrispError  # noqa: E402
 from crisp.metadata import FILE, Metadata  # noqa: E402
@@ -312,8 +316,9 @@ def test_a_folder_that_is_not_empty_is_left_alone(model: Path, tmp_path: Path) -
 
 
 def test_another_request_does_not_go_on_with_the_first(model: Path, tmp_path: Path) -> None:
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
+    def interrupt(stage: str, done: int, total: int) -> None:
+        if stage == "roles":
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         prepare(model, tmp_path / "out", ASKED, interrupt)
@@ -321,6 +326,101 @@ def test_another_request_does_not_go_on_with_the_first(model: Path, tmp_path: Pa
         prepare(model, tmp_path / "out", replace(ASKED, tokens=4096), silent)
 
 
+def test_a_mistake_does_not_stand_in_the_way_of_the_corrected_command(
+    model: Path, tmp_path: Path
+) -> None:
+    for wrong in ({"window": 513}, {"texts": [ROOT / "crisp" / "__main__.py"]}):
+        with pytest.raises(CrispError):
+            prepare(model, tmp_path / "out", replace(ASKED, **wrong), silent)
+        assert not list(tmp_path.iterdir())
+    folder = copied(model, tmp_path / "source")
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if "experts.1.w2" in name)
+    good = weights[name].clone()
+    weights[name][0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CrispError, match="not finite"):
+        prepare(folder, tmp_path / "out", ASKED, silent)
+    weights[name] = good
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    prepare(folder, tmp_path / "out", ASKED, silent)
+
+
+def test_what_others_left_beside_the_result_is_left_alone(model: Path, tmp_path: Path) -> None:
+    work = tmp_path / "out.partial"
+    work.mkdir()
+    (work / "precious").write_text("mine")
+    with pytest.raises(CrispError, match=r"out\.partial: is in the way"):
+        prepare(model, tmp_path / "out", ASKED, silent)
+    assert (work / "precious").read_text() == "mine"
+    shutil.rmtree(work)
+    work.symlink_to(copied(model, tmp_path / "source"))
+    with pytest.raises(CrispError, match="is in the way"):
+        prepare(model, tmp_path / "out", ASKED, silent)
+
+
+def test_one_process_at_a_time_prepares(model: Path, tmp_path: Path) -> None:
+    def inside(*_: Any) -> None:
+        prepare(model, tmp_path / "out", ASKED, silent)
+
+    with pytest.raises(CrispError, match="another process is preparing there"):
+        prepare(model, tmp_path / "out", ASKED, inside)
+
+
+def test_a_kill_while_tidying_up_leaves_a_finished_model(
+    model: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("crisp.prepare.work.shutil.rmtree", killed)
+        prepare(model, tmp_path / "out", ASKED, silent)
+    assert (tmp_path / "out.partial").exists()
+    same(prepare(model, tmp_path / "out", ASKED, silent), Metadata.load(prepared / FILE))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_result_does_not_go_into_the_model(model: Path, tmp_path: Path) -> None:
+    folder = copied(model, tmp_path / "source")
+    for out in (folder / "sub", folder):
+        with pytest.raises(CrispError, match="is inside the model"):
+            prepare(folder, out, ASKED, silent)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(CrispError, match="cannot be followed"):
+        prepare(folder, tmp_path / "loop", ASKED, silent)
+    with pytest.raises(CrispError, match="is no name in UTF-8"):
+        prepare(folder, tmp_path / "x\udcff", ASKED, silent)
+
+
+def test_a_tokenizer_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:
+    folder = copied(model, tmp_path / "source")
+    weights = load_file(folder / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in weights:
+            weights[name] = weights[name][:500].clone()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with_config(vocab_size=500)(folder)
+    for asked in (ASKED, replace(ASKED, method=read_method("local"), layerwise=True)):
+        with pytest.raises(CrispError, match=r"its tokenizer gives token .* knows 500 tokens"):
+            prepare(folder, tmp_path / "out", asked, silent)
+
+
+def test_a_full_disk_keeps_the_old_metadata(prepared: Path, tmp_path: Path) -> None:
+    before = (prepared / FILE).read_bytes()
+    found = Metadata.load(prepared / FILE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+        with pytest.raises(CrispError, match=r"crisp\.safetensors: cannot be written"):
+            found.save(prepared / FILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (prepared / FILE).read_bytes() == before
+
+
 def test_layer_by_layer_goes_with_local_roles_only() -> None:
-    with pytest.raises(CrispError, match="--layerwise goes with --roles local"):
+    with pytest.raises(CrispError, match="--layerwise goes with --roles local or weight"):
         replace(ASKED, layerwise=True)

@@ -205,11 +205,11 @@ def test_layers_are_skipped_and_progress_comes_to_its_end() -> None:
     ("text", "message"),
     [
         ("exakt", "unknown roles 'exakt'; did you mean 'exact'"),
-        ("grouped(share=0)", "share 0 is not above 0"),
-        ("grouped(share=1.5)", "share 1.5 is not"),
-        ("grouped(passes=0)", "passes 0 is not"),
-        ("grouped(seed=.5)", "seed 0.5 is not a whole"),
-        ("local(least=0)", "least 0 is not"),
+        ("grouped(share=0)", "share 0: 0.001 to 1"),
+        ("grouped(share=1.5)", "share 1.5: 0.001 to 1"),
+        ("grouped(passes=0)", "passes 0: a whole number"),
+        ("grouped(seed=.5)", "seed 0.5: a whole number"),
+        ("local(least=0)", "least 0: a whole number"),
     ],
 )
 def test_spellings_that_are_refused(text: str, message: str) -> None:

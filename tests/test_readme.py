@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from crisp.cli.main import main
+from crisp.trace import DECODE, RoutingTrace
+from crisp.trace.bundled import bundled
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -53,3 +55,14 @@ def test_links_lead_somewhere() -> None:
     for page in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
         for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_page_of_traces_says_what_they_hold() -> None:
+    root = Path(__file__).parents[1] / "traces"
+    page = (root / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| ([\d,]+) \| ([\d,]+) \|.*`(\w{64})` \|$", page, re.M)
+    assert {name for name, *_ in rows} == set(bundled())
+    for name, held, generated, digest in rows:
+        trace = RoutingTrace.load(bundled()[name])
+        found = f"{trace.rows:,}", f"{int((trace.phase == DECODE).sum()):,}", trace.digest()
+        assert found == (held, generated, digest), name

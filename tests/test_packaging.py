@@ -168,5 +168,5 @@ def test_torch_comes_with_the_extras_that_need_it_only(wheel: Path) -> None:
         extras.setdefault(extra[1] if extra else "", set()).add(name[0])
     assert extras[""] == BASE
     assert extras["jetson"] == {"jetson-stats"}
-    assert {extra for extra, names in extras.items() if "torch" in names} == {"hf", "gpu"}
+    assert {extra for extra, names in extras.items() if "torch" in names} == {"hf", "gpu", "eval"}
     assert metadata["License-Expression"] == "Apache-2.0"

@@ -139,7 +139,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         times = reordering(Path(folder))
     size = LAYERS * EXPERTS * 3 * D_MODEL * D_FF * 2 / 1e6
-    print(f"reordering {size:.0f} MB, with its sha256, against copying, {REPEATS} turns:")
+    print(f"reordering {size:.0f} MB, with its hash, against copying, {REPEATS} turns:")
     print(f"  to the disk              {ratio(times['copy'], times['ours'])}  (aim: at least 0.6)")
     print(f"  to the page cache        {ratio(times['cached'], times['ours'])}")
 

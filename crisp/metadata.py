@@ -44,7 +44,7 @@ class Metadata:
     """Arrays cover all decoder layers; layers that are not MoE are zero, or NaN in ``increase``."""
 
     spec: ModelSpec
-    weights: str  # sha256 of the prepared weights (crisp.prepare.checkpoint.weights_digest)
+    weights: str  # hash of the prepared weights (crisp.prepare.checkpoint.weights_digest)
     order: str  # of the neurons, as spelled
     expert_counts: npt.NDArray[np.int64]  # [layers, experts] tokens routed to the expert
     pair_counts: npt.NDArray[np.int64]  # [layers, experts, experts] combinations, at i < j only
@@ -62,7 +62,7 @@ class Metadata:
         """Raise CrispError unless the weights in ``where`` are those this was made for."""
         if digest != self.weights:
             raise CrispError(
-                f"{where}: its weights (sha256 {digest[:12]}…) are not those the metadata "
+                f"{where}: its weights (hash {digest[:12]}…) are not those the metadata "
                 f"belongs to ({self.weights[:12]}…)"
             )
 

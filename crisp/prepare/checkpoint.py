@@ -92,7 +92,7 @@ def refuse_prepared(folder: str | Path) -> None:
 def weights_digest(folder: str | Path, progress: Callable[[int, int], None] | None = None) -> str:
     """What identifies the weights in ``folder``, however they are spread over shards.
 
-    sha256, in hex, over (name, dtype, shape, sha256 of the bytes) of all tensors by name.
+    sha256, in hex, over (name, dtype, shape, XXH3 of the bytes) of all tensors by name.
     ``progress(done, total)`` counts bytes. Reads every weight; raises CrispError as
     ``open_checkpoint`` does, but asks no config.
     """
@@ -116,7 +116,7 @@ def weights_digest(folder: str | Path, progress: Callable[[int, int], None] | No
 
 
 def combined(tensors: Iterable[Tensor], sums: Mapping[str, str]) -> str:
-    """``weights_digest`` from the sha256 of each tensor's bytes."""
+    """``weights_digest`` from the hash of each tensor's bytes."""
     whole = hashlib.sha256()
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):
         entry = [tensor.name, tensor.dtype, list(tensor.shape), sums[tensor.name]]

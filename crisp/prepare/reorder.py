@@ -148,7 +148,7 @@ class _Job:
         return digest.hexdigest()
 
     def write(self, shard: str, path: Path, advance: Callable[[int], None]) -> Sums:
-        """Write one shard; the sha256 of each tensor's bytes in it. ``advance`` gets bytes done."""
+        """Write one shard; the hash of each tensor's bytes in it. ``advance`` gets bytes done."""
         for stale in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
             stale.unlink()  # of a run that was killed
         tensors = self.checkpoint.within(shard)

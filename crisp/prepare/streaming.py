@@ -6,7 +6,6 @@ reading, hashing and writing all let other threads run.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from crisp.adapter import need
 from crisp.errors import CrispError
 
 TILE = 1 << 18  # bytes; a tile that is read, reordered, hashed and written stays in a cache
@@ -67,14 +67,19 @@ def plain(source: Source, offset: int, nbytes: int) -> Tiles:
 
 
 def drained(tiles: Tiles, file: int | None = None, offset: int = 0) -> str:
-    """sha256 of the tiles' bytes, in hex; written to ``file`` from ``offset`` on, if given."""
-    digest = hashlib.sha256()
+    """XXH3 (128 bits) of the tiles' bytes, in hex; ``file`` gets them from ``offset`` on.
+
+    It tells weights from others by accident as surely as SHA-256, in a tenth of the time, which
+    would be most of a copy's.
+    """
+    digest = need("xxhash").xxh3_128()
     for tile in tiles:
         digest.update(tile.data)
         if file is not None:
             _write(file, tile, offset)
             offset += tile.nbytes
-    return digest.hexdigest()
+    found: str = digest.hexdigest()
+    return found
 
 
 def _write(file: int, data: NDArray[Any], offset: int) -> None:

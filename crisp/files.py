@@ -15,22 +15,47 @@ def atomic(path: str | Path) -> Iterator[Path]:
     """A temporary path beside ``path``: renamed to it on success, removed on any failure.
 
     A link is followed. Raises CrispError when the folder does not exist or cannot be written, the
-    disk is full, or ``path`` is a folder, a device or a pipe; errors about other files pass.
+    disk is full, or ``path`` is a folder, a device or a pipe, or spelled like a folder (``x/``);
+    errors about other files pass.
     """
-    target = Path(os.path.realpath(path))
-    temporary = target.parent / f".{target.name}.{os.getpid()}.part"
-    try:
-        if target.is_dir():
-            raise CrispError(f"{path}: is a folder; a file name was expected")
-        if not target.parent.is_dir():
-            raise CrispError(f"{path}: the folder {target.parent} does not exist")
-        if target.exists() and not target.is_file():  # renaming over /dev/null would remove it
-            raise CrispError(f"{path}: is not an ordinary file")
-        temporary.touch()
+    with _beside(path) as (temporary, target):
         mode = temporary.stat().st_mode  # what anybody's new file gets here; some writers differ
         yield temporary
         temporary.chmod(mode)
         temporary.replace(target)
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise CrispError now for what `atomic` would refuse after long work; nothing is changed."""
+    with _beside(path):
+        pass
+
+
+@contextmanager
+def _beside(path: str | Path) -> Iterator[tuple[Path, Path]]:
+    """(a new temporary file, removed at the end; the file to be, links followed)."""
+    name = os.fspath(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:  # Linux has such names, but they cannot be printed
+        raise CrispError(f"{name!a}: is not UTF-8; another file name was expected") from error
+    target = Path(os.path.realpath(name))
+    temporary = target.parent / f".{target.name}.{os.getpid()}.part"
+    try:
+        if not name:
+            raise CrispError("'': is empty; a file name was expected")
+        if target.is_dir():
+            raise CrispError(f"{path}: is a folder; a file name was expected")
+        if os.path.split(name)[1] in ("", ".", ".."):
+            raise CrispError(f"{path}: is spelled like a folder; a file name was expected")
+        if not target.parent.is_dir():
+            spelled = Path(path).parent
+            missing = target.parent if spelled.is_dir() else spelled  # the former behind a link
+            raise CrispError(f"{path}: the folder {missing} does not exist")
+        if target.exists() and not target.is_file():  # renaming over /dev/null would remove it
+            raise CrispError(f"{path}: is not an ordinary file")
+        temporary.touch()
+        yield temporary, target
     except OSError as error:
         if error.filename and str(error.filename) not in (str(temporary), str(target)):
             raise

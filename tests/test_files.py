@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from crisp.errors import CrispError
-from crisp.files import atomic
+from crisp.files import atomic, check_writable
 
 
 def names(folder: Path) -> list[str]:
@@ -101,12 +101,31 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
         tmp_path / ("x" * 250): "cannot be written: File name too long",  # with its ending
         Path(): "is a folder",
         Path("/"): "is a folder",
+        "": "is empty",
+        f"{tmp_path}/run.json/": "is spelled like a folder",
+        f"{tmp_path}/run.json/.": "is spelled like a folder",
+        f"{tmp_path}/no/run.json/..": "is spelled like a folder",
+        tmp_path / "\udcff": "is not UTF-8",  # as Python reads the byte ff
+        Path("/proc/run.json"): "cannot be written",  # nobody can, not even root
+        Path("/dev/null"): "not an ordinary file",
     }
     for path, complaint in cases.items():
         with pytest.raises(CrispError, match=complaint) as caught, atomic(path) as temporary:
             temporary.write_text("text")
+        with pytest.raises(CrispError, match=complaint) as told_before:
+            check_writable(path)
+        assert str(told_before.value) == str(caught.value)
         assert "\n" not in str(caught.value)
     assert names(tmp_path) == ["file"]
+
+
+def test_checking_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("old")
+    check_writable(path)
+    check_writable(tmp_path / "new.json")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["run.json"]
 
 
 def test_an_input_that_is_missing_is_not_blamed_on_the_output(tmp_path: Path) -> None:

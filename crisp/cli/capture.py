@@ -10,6 +10,7 @@ import typer
 import crisp.capture
 from crisp.capture import Recipe
 from crisp.cli.progress import progress_of
+from crisp.cli.targets import Name, check_outputs
 from crisp.cli.words import counted
 from crisp.errors import CrispError
 from crisp.loading import load
@@ -21,7 +22,7 @@ def capture(
         list[Path],
         typer.Option("--text", help="A text to read from (UTF-8); several: --text A B C."),
     ],
-    out: Annotated[Path, typer.Option(help="The trace: NAME.trace.safetensors.")],
+    out: Annotated[str, typer.Option(metavar="FILE", help="The trace: NAME.trace.safetensors.")],
     more: Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="TEXT")] = None,
     prompt_tokens: Annotated[
         int, typer.Option(help="Tokens of each prompt.")
@@ -47,11 +48,11 @@ def capture(
     """Record which experts a model routes to while it reads texts and writes on."""
     texts = [*text, *(more or [])]
     # What can be said before the work is said before the work.
-    if not out.parent.is_dir():
-        raise CrispError(f"{out}: the folder {out.parent} does not exist")
     for path in texts:
         if not path.is_file():
             raise CrispError(f"{path}: no such file; a text was expected")
+    inputs: list[tuple[str, Name]] = [("MODEL", model), *(("--text", path) for path in texts)]
+    check_outputs({"--out": out}, inputs, stdout=False)
     recipe = Recipe(prompt_tokens, new_tokens, sequences, batch, temperature, seed, token_ids)
     loaded = load(model)
     with progress_of(f"{loaded.name}: tokens") as update:

@@ -45,6 +45,7 @@ def demo(
     """Five policies on two machines, with pictures."""
     from crisp.cli.cells import run_cells
     from crisp.cli.progress import progress
+    from crisp.cli.targets import check_outputs
     from crisp.errors import CrispError
     from crisp.run import save
 
@@ -52,6 +53,11 @@ def demo(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CrispError(f"--out {out}: cannot be made: {error.strerror or error}") from error
+    runs_file, throughput_file, token_file = (
+        out / name for name in ("runs.json", "throughput.png", "token.png")
+    )
+    for file in (runs_file, throughput_file, token_file):
+        check_outputs({"--out": file}, [])
     budgets = QUICK_BUDGETS if quick else BUDGETS
     setups = [_setup(machine, QUICK_ROWS if quick else ROWS) for machine in MACHINES]
     cells = [cell for setup in setups for cell in _cells(setup, budgets)]
@@ -65,9 +71,9 @@ def demo(
         name = setup.hardware.name
         _say(["", f"{name}: {MACHINES[name]}", *speeds(own, budgets)])
     _say(["", *_reading(setups[0], runs)])
-    save(runs, out / "runs.json")
-    _draw_speeds(setups[0], of_machine, out / "throughput.png")
-    _draw_token(setups[0], out / "token.png")
+    save(runs, runs_file)
+    _draw_speeds(setups[0], of_machine, throughput_file)
+    _draw_token(setups[0], token_file)
     _say(["", *_next(out, each)])
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crisp.cli.targets import STDOUT, Name, check_no_folder, check_outputs
 from crisp.errors import CrispError
 from crisp.files import atomic
 from crisp.windows import LONGEST, window_length
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from crisp.model import ModelSpec
     from crisp.policy import Budget, Policy
     from crisp.profile import Profile
-
-STDOUT = "-"
 
 
 def evaluate(
@@ -98,14 +97,24 @@ def evaluate(
     from crisp.policy import Budget
     from crisp.quality import Tasks, geometry, to_json
     from crisp.quality import evaluate as measured
-    from crisp.windows import read_windows
+    from crisp.trace.bundled import resolve
+    from crisp.windows import check_vocabulary, read_windows
 
     # What can be said before the work is said before the work.
     texts = [*text, *(more or [])]
     for path in texts:
         if not path.is_file():
             raise CrispError(f"{path}: no such file; a text was expected")
-    _check_output(json)
+    check_no_folder("--metadata", metadata)
+    named_tasks = [] if tasks is None else split_list(tasks, "--tasks")
+    inputs: list[tuple[str, Name]] = [
+        ("MODEL", model),
+        *(("--text", path) for path in texts),
+        ("--metadata", metadata),
+        ("--profile", None if profile is None else resolve(profile)),
+        *(("--tasks", name) for name in named_tasks),
+    ]
+    check_outputs({"--json": json}, inputs)
     asked = None if budget is None else Budget.parse(budget)
     widths = [None] if width is None else split_list(width, "--width")
     chosen = [
@@ -116,7 +125,7 @@ def evaluate(
     found = _metadata(model, metadata, profile)
     if found is None and profile is None:
         _check_uncounted(chosen, asked)
-    questions = None if tasks is None else Tasks.load(split_list(tasks, "--tasks"))
+    questions = None if tasks is None else Tasks.load(named_tasks)
 
     loaded = in_float32(load(model))
     spec = geometry(loaded, found[1].spec.block if block is None and found else block)
@@ -126,6 +135,7 @@ def evaluate(
     counts, how = _counts(spec, found, profile)
     length, step = _steps(loaded, window, stride, asked)
     windows = read_windows(loaded.tokenizer, texts, length, step, tokens)
+    check_vocabulary(windows, loaded.model.config, model)
 
     rows: list[Row] = []
     for spelled, one in [("full", _full(scope, unit)), *chosen]:
@@ -168,7 +178,7 @@ def _policy(
             f"--policy {name}: what its prefetch has brought depends on time, which is not "
             "measured here; with --budget a policy without prefetch was expected"
         )
-    return width or NAMED[name].width, policy
+    return NAMED[name].width if width is None else width, policy
 
 
 def _full(scope: str, unit: str) -> Policy:
@@ -259,16 +269,6 @@ def _steps(
             f"window's {window}"
         )
     return window, window
-
-
-def _check_output(json: str | None) -> None:
-    if json is None or json == STDOUT:
-        return
-    path = Path(json)
-    if path.is_dir():
-        raise CrispError(f"--json {json}: is a folder; a file name was expected")
-    if not path.parent.is_dir():
-        raise CrispError(f"--json {json}: the folder {path.parent} does not exist")
 
 
 def _write(json: str | None, content: str) -> None:

@@ -6,11 +6,12 @@ The commands are imported inside, so that Ctrl-C is answered from the first mome
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TextIO, cast
 
 from crisp.errors import CrispError, InvariantError
 
@@ -20,13 +21,41 @@ USAGE, FAULT, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141  # exit codes
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0, or 2 after a user's mistake, told in one line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    code = _guarded(given)
+    closed = _settle_streams()
+    code = _say("error: standard output is closed", USAGE) if closed else _guarded(given)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has what they wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = BROKEN_PIPE
+    except OSError as error:
+        _drop(sys.stdout)
+        if isinstance(error, BrokenPipeError):  # whoever reads has what they wanted
+            code = BROKEN_PIPE
+        elif code == 0:  # else it has been said
+            code = _say(f"error: standard output: {error.strerror or error}", USAGE)
     sys.exit(code)
+
+
+def _settle_streams() -> bool:
+    """Whether standard output is closed. From now on writing to any standard stream is safe.
+
+    Else the next file that is opened would take the number of a closed one and get what libraries
+    print, and print() to a closed standard error would write to standard output.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    closed = [name for name in ("stdout", "stderr") if getattr(sys, name) is None]
+    for name in closed:
+        setattr(sys, name, os.fdopen(1 if name == "stdout" else 2, "w"))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # where it takes no – there shall be a ?
+        sys.stdout.reconfigure(errors="replace")
+    return "stdout" in closed
+
+
+def _drop(stream: TextIO) -> None:
+    """Let what a stream could not write go nowhere, so that the end of Python is quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _guarded(given: list[str]) -> int:
@@ -36,7 +65,7 @@ def _guarded(given: list[str]) -> int:
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop(sys.stdout)
         return BROKEN_PIPE
     except CrispError as error:
         return _say(f"error: {error}", USAGE)
@@ -54,6 +83,7 @@ def _guarded(given: list[str]) -> int:
 
 def _run(given: list[str]) -> int:
     """Find the command and do it."""
+    _check(given)
     import typer
 
     from crisp.cli.app import app
@@ -71,8 +101,27 @@ def _run(given: list[str]) -> int:
     return 0
 
 
+def _check(given: list[str]) -> None:
+    """Raise CrispError for what no option takes: nothing at all, or a name that is no text."""
+    for before, item in zip(["crisp", *given], given, strict=False):
+        name, equals, value = item.partition("=")
+        if not item or (name.startswith("--") and equals and not value):
+            # as a path it would mean the present folder
+            raise CrispError(
+                f"an empty value was given after '{item or before}', expected a name, number or "
+                "file"
+            )
+        try:
+            item.encode()
+        except UnicodeEncodeError as error:
+            raise CrispError(f"{item!a}: is not UTF-8") from error
+
+
 def _say(line: str, code: int) -> int:
-    print(" ".join(line.split()), file=sys.stderr)
+    try:
+        print(" ".join(line.split()), file=sys.stderr, flush=True)
+    except OSError:  # nobody is there to be told
+        _drop(sys.stderr)
     return code
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import IO
 
 import crisp.run
 from crisp.cli.cells import Cell
+from crisp.cli.targets import STDOUT, Name, check_outputs
 from crisp.cli.words import counted
 from crisp.errors import CrispError
 from crisp.perfetto import perfetto
@@ -19,7 +20,6 @@ from crisp.run import Run
 from crisp.sinks import Window, parquet
 from crisp.timeline import STEP, Sink
 
-STDOUT = "-"
 _PLOTTED_STEP = 100  # or the last one of a shorter run: by then the cache has settled
 
 
@@ -37,27 +37,20 @@ class Outputs:
         """Whether standard output carries data, so that people have to be told elsewhere."""
         return STDOUT in vars(self).values()
 
-    def check(self, cells: int) -> None:
-        """Raise CrispError for what could not be written after the work, or makes no sense."""
+    def check(self, cells: int, inputs: Iterable[tuple[str, Name]]) -> None:
+        """Raise CrispError for what could not be written after the work, or makes no sense.
+
+        cells: how many runs; inputs: as `check_outputs` takes them.
+        """
         asked = {f"--{option}": name for option, name in vars(self).items() if name is not None}
-        seen: dict[str, str] = {}
         for option, name in asked.items():
             if option != "--json" and cells > 1:
                 raise CrispError(f"{option}: needs one policy and one budget, found {cells} runs")
-            if name in seen:
-                raise CrispError(f"{option}: {seen[name]} goes to {name} already")
-            seen[name] = option
-            if name == STDOUT:
-                if option in ("--timeline", "--plot") and sys.stdout.isatty():
-                    raise CrispError(f"{option} -: is not text; send it to a file or a program")
-                continue
-            path = Path(name)
-            if path.is_dir():
-                raise CrispError(f"{option} {name}: is a folder; a file name was expected")
-            if not path.parent.is_dir():
-                raise CrispError(f"{option} {name}: the folder {path.parent} does not exist")
-            if option == "--plot":
-                check_format(path)
+            if name == STDOUT and option in ("--timeline", "--plot") and sys.stdout.isatty():
+                raise CrispError(f"{option} -: is not text; send it to a file or a program")
+            if name != STDOUT and option == "--plot":
+                check_format(Path(name))
+        check_outputs(asked, inputs)
 
     @contextmanager
     def sinks(self, cell: Cell, trace: str) -> Iterator[Sequence[Sink]]:

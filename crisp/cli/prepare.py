@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from crisp.cli.progress import progress_of
+from crisp.cli.targets import Name, check_outputs
 from crisp.cli.words import counted
 from crisp.metadata import FILE, Metadata
 from crisp.prepare.importance import NeuronOrder
@@ -61,7 +62,8 @@ def refresh(
     text: Annotated[list[Path], _TEXT],
     more: Annotated[list[Path] | None, _MORE] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The new metadata.  [default: in place of the model's]")
+        str | None,
+        typer.Option(metavar="FILE", help="The new metadata.  [default: in place of the model's]"),
     ] = None,
     roles: Annotated[str, _ROLES] = "grouped",
     window: Annotated[int | None, _WINDOW] = None,
@@ -70,9 +72,15 @@ def refresh(
     """Find tiers and roles of a prepared model anew, from other text; its weights stay."""
     import crisp.prepare.pipeline as pipeline
 
-    before = Metadata.load(model / FILE)
+    texts = [*text, *(more or [])]
+    inputs: list[tuple[str, Name]] = [("--text", one) for one in texts]
+    if out is not None:
+        inputs.append(("MODEL", model))
+    target = str(model / FILE) if out is None else out
+    check_outputs({"--out": target}, inputs, stdout=False)
+    before = pipeline.prepared(model)
     asked = Request(
-        [*text, *(more or [])],
+        texts,
         read_method(roles),
         NeuronOrder.read(before.order),
         window,
@@ -81,7 +89,6 @@ def refresh(
     )
     with _stages() as report:
         metadata = pipeline.refresh(model, asked, report)
-    target = model / FILE if out is None else out
     metadata.save(target)
     typer.echo("\n".join([f"{target}: of {metadata.spec.name}, refreshed", *summary(metadata)]))
 

@@ -81,12 +81,22 @@ def simulate(
     from crisp.cli.progress import progress
     from crisp.cli.setup import prepare
     from crisp.cli.tables import notes, table
+    from crisp.cli.targets import check_no_folder
     from crisp.policy import Budget, named
+    from crisp.trace.bundled import resolve
     from sim.simulate import Conditions
 
     policies, budgets = split_list(policy, "--policy"), split_list(budget, "--budget")
     outputs = Outputs(json, timeline, perfetto, plot)
-    outputs.check(len(policies) * len(budgets))
+    check_no_folder("--metadata", metadata)
+    inputs = [
+        ("TRACE", resolve(trace)),
+        ("--profile", None if profile is None else resolve(profile)),
+        ("--metadata", metadata),
+        ("--model", model),
+        ("--hardware", hardware),
+    ]
+    outputs.check(len(policies) * len(budgets), inputs)
     asked = [Budget.parse(text) for text in budgets]
     setup = prepare(
         trace,

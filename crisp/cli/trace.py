@@ -11,6 +11,7 @@ import typer
 
 from crisp.cli.progress import progress_share
 from crisp.cli.tables import aligned
+from crisp.cli.targets import STDOUT, check_outputs
 from crisp.cli.words import counted
 from crisp.errors import CrispError
 from crisp.files import atomic
@@ -30,14 +31,15 @@ app = typer.Typer(help="Routing traces: look at them, check, import, capture and
 
 Trace = Annotated[str, typer.Argument(help="A trace file, or the name of a bundled one.")]
 _WIDTH = 100
-Out = Annotated[Path, typer.Option(help="The trace: NAME.trace.safetensors.")]
+Out = Annotated[str, typer.Option(metavar="FILE", help="The trace: NAME.trace.safetensors.")]
 
 
 @app.command()
 def info(
     trace: Trace,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw how skewed it is: a .png, .pdf or .svg.")
+        str | None,
+        typer.Option(metavar="FILE", help="Draw how skewed it is: a .png, .pdf or .svg."),
     ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="All facts as JSON; -: print it.")
@@ -45,17 +47,18 @@ def info(
 ) -> None:
     """Say what a trace holds: its shape, how skewed it is, how it persists."""
     if plot is not None:
-        check_format(plot)
+        check_format(Path(plot))
     path = resolve(trace)
+    check_outputs({"--plot": plot, "--json": json_file}, [("TRACE", path)])
     with progress_share(path.name):
         loaded = RoutingTrace.load(path)
         profile = Profile.from_trace(loaded)
         tiering = Tiered()  # the defaults: the paper's
         facts = describe(loaded, profile, tiers(profile, tiering.alpha, tiering.beta), tiering)
     if plot is not None:
-        draw(plot, path.name.removesuffix(SUFFIX), facts, profile)
+        draw(Path(plot), path.name.removesuffix(SUFFIX), facts, profile)
     text = json.dumps(facts.to_dict(), indent=1)
-    if json_file == "-":
+    if json_file == STDOUT:
         typer.echo(text)
         return
     if json_file is not None:
@@ -96,11 +99,12 @@ def import_(
     """Make a trace of a long table of another tool."""
     if (model is None) == (experts is None and layers is None):
         raise CrispError("import: expected either --model, or --experts and --layers")
+    check_outputs({"--out": out}, [("TABLE", table), ("--model", model)], stdout=False)
     spec = None if model is None else ModelSpec.named(model)
     with progress_share(table.name) as progress:
         done = import_table(
             table,
-            out,
+            Path(out),
             spec=spec,
             n_experts=experts,
             n_layers=layers,
@@ -132,13 +136,15 @@ def synth(
     sequences: Annotated[int, typer.Option(help="Sequences, of equal length.")] = 1,
 ) -> None:
     """Draw a synthetic top-2 trace from per-layer statistics of a real one."""
+    inputs = [("--pairs", pairs), ("--persistence", persistence)]
+    check_outputs({"--out": out}, inputs, stdout=False)
     chains = read_chains(pairs, persistence)
     note = f"drawn from {pairs.name} and {persistence.name}"
     layer, worst = max(chains.items(), key=lambda chain: chain[1].miss)
     if worst.miss > 1e-6:
         note += f"; shares of common experts missed by up to {worst.miss:.2g} (layer {layer})"
         typer.echo(f"note: no chain has both statistics of layer {layer}: off by {worst.miss:.2g}")
-    with progress_share(out.name) as progress:
+    with progress_share(Path(out).name) as progress:
         trace = synthesize(chains, tokens, seed, sequences=sequences, note=note, progress=progress)
         trace.save(out)
     typer.echo(f"{out}: synthetic, seed {seed}: {_shape(trace)}")

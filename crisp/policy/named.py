@@ -85,12 +85,14 @@ def named(
     if name not in NAMED:
         raise nearest(name, NAMED, "policy")
     parts = NAMED[name]
-    cache = cache or parts.cache
+    width = parts.width if width is None else width
+    order = parts.order if order is None else order
+    cache = parts.cache if cache is None else cache
     for value, known, what in (
         (cache, VICTIMS, "cache"),
         (scope, SCOPES, "scope"),
         (unit, UNITS, "unit"),
-        (prefetch or "none", PREFETCHERS, "prefetch"),
+        ("none" if prefetch is None else prefetch, PREFETCHERS, "prefetch"),
     ):
         if value not in known:
             raise nearest(value, known, what)
@@ -98,11 +100,11 @@ def named(
         raise CrispError("prefetch guess: the trace has no guess tensor; use previous or none")
     if prefetch is None:
         prefetch = parts.prefetch if has_guess or parts.prefetch != "guess" else "previous"
-    width_policy: WidthPolicy = build(width or parts.width, WIDTHS, "width")
+    width_policy: WidthPolicy = build(width, WIDTHS, "width")
     return Policy(
         name,
         width_policy,
-        read_order(order or parts.order, seed),
+        read_order(order, seed),
         Cache(cache, scope, unit),
         Prefetch(prefetch),
     )

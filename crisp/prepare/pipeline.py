@@ -138,9 +138,7 @@ def refresh(folder: Path, asked: Request, report: Report) -> Metadata:
     The weights and the order of their neurons stay. Nothing is written.
     """
     _geometry(folder, asked)
-    if not (folder / FILE).is_file():
-        raise CrispError(f"{folder}: is not prepared: it holds no {FILE}")
-    before = Metadata.load(folder / FILE)
+    before = prepared(folder)
     before.check_weights(weights_digest(folder), str(folder))
     subject = _subject(folder, asked)
     measured = _measure(subject, asked, report)
@@ -150,6 +148,13 @@ def refresh(folder: Path, asked: Request, report: Report) -> Metadata:
     }
     facts = {"source": before.provenance.get("source"), "refreshed": True}
     return _metadata(before.spec, asked, subject, measured, stay, before.weights, facts)
+
+
+def prepared(folder: Path) -> Metadata:
+    """The metadata of a prepared model; CrispError if it is none."""
+    if not (folder / FILE).is_file():
+        raise CrispError(f"{folder}: is not prepared: it holds no {FILE}")
+    return Metadata.load(folder / FILE)
 
 
 def _geometry(source: Path, asked: Request) -> ModelSpec:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -64,10 +65,15 @@ def test_without_arguments_it_says_what_it_can_do(crisp: Callable) -> None:
         ("simulate x --policy", "option '--policy' requires an argument"),
         ("simulate x y --policy fo --budget 1", "got unexpected extra argument"),
         ("--zzz", "unknown option '--zzz'; see 'crisp --help'"),
+        ("simulate x --cache=", "an empty value was given after '--cache=', expected a name"),
+        ("demo --out '' --quick", "an empty value was given after '--out', expected a name"),
+        ("eval ''", "an empty value was given after 'eval', expected a name"),
+        ("''", "an empty value was given after 'crisp', expected a name"),
+        ("explain \udcff", "'\\udcff': is not UTF-8"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(crisp: Callable, line: str, message: str) -> None:
-    done = crisp(*line.split())
+    done = crisp(*shlex.split(line))
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"error: {message}")
     assert done.err.count("\n") == 1
@@ -102,3 +108,48 @@ def test_a_closed_pipe_is_no_error(trace: Path, tmp_path: Path) -> None:
     assert done.returncode == 141
     assert "Error" not in done.stderr
     assert "error" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirected", "code", "message"),
+    [
+        ("--version > /dev/full", 2, "error: No space left on device\n"),
+        ("simulate {} {} > /dev/full", 2, "error: standard output: No space left on device\n"),
+        ("--version >&-", 2, "error: standard output is closed\n"),
+        ("--version <&- >&-", 2, "error: standard output is closed\n"),
+        ("nonsense > /dev/full", 2, "error: unknown command 'nonsense'; known: "),
+        ("nonsense 2> /dev/full", 2, ""),
+        ("nonsense 2>&-", 2, ""),
+        ("nonsense <&- >&- 2>&-", 2, ""),
+        ("simulate {} {} --json - > /dev/null 2> /dev/full", 2, ""),
+        ("simulate {} {} > /dev/null 2>&-", 0, ""),
+    ],
+)
+def test_streams_that_take_nothing(trace: Path, redirected: str, code: int, message: str) -> None:
+    command = redirected.format(trace, "--policy fo --budget 10%")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("PYTHONUNBUFFERED", None)  # so that the end of the program has to write
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m crisp {command}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == bool(message)
+
+
+def test_what_a_terminal_cannot_show_is_a_question_mark(trace: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "latin-1"}
+    options = ("--policy", "fo", "--budget", "10%", "--hardware", "paper-table1")
+    done = subprocess.run(
+        [sys.executable, "-m", "crisp", "simulate", str(trace), *options],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "J/token ?: " in done.stdout

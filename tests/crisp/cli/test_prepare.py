@@ -54,6 +54,13 @@ def test_a_model_is_prepared_simulated_and_refreshed(crisp: Crisp, tmp_path: Pat
     assert (after.weights, after.order, after.spec) == (before.weights, before.order, before.spec)
     assert Metadata.load(out / FILE).provenance == before.provenance  # left alone
 
+    for wrong in (out / "model.safetensors", out / FILE, text):
+        done = crisp("refresh", out, "--text", text, "--roles", "local", "--out", wrong)
+        assert (done.code, done.out) == (2, "")
+        assert str(wrong) in done.err
+    done = crisp("refresh", MODEL, "--text", text)
+    assert "is not prepared: it holds no crisp.safetensors" in done.err
+
     done = crisp("prepare", out, *OPTIONS, "--out", tmp_path / "again")
     assert (done.code, done.out) == (2, "")
     assert "is prepared already" in done.err

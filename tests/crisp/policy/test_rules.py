@@ -227,6 +227,11 @@ def test_named_policies_are_what_they_say() -> None:
         ("lru", {"order": "random(.5)"}, "not a whole number"),
         ("lru", {"scope": "word"}, "unknown scope"),
         ("lru", {"unit": "page"}, "unknown unit"),
+        # empty is not absent
+        ("lru", {"width": ""}, "width ''"),
+        ("lru", {"order": ""}, "unknown order ''"),
+        ("lru", {"cache": ""}, "unknown cache ''"),
+        ("lru", {"prefetch": ""}, "unknown prefetch ''"),
         ("lru", {"prefetch": "guess", "has_guess": False}, "the trace has no guess"),
         ("fo", {"prefetch": "previous"}, "lets nothing overlap"),
     ],

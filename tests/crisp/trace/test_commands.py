@@ -104,7 +104,7 @@ def test_import_for_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         ("import routing.csv --out t --experts 4", "error: import: expected a model, or at least"),
         ("import routing.csv --out t --model mixtral", "error: unknown model"),
         ("import routing.csv --out t --model x --layers 2", "error: import: expected either"),
-        ("import routing.csv --out no/t --experts 4 --layers 2", "error: no/t: the folder"),
+        ("import routing.csv --out no/t --experts 4 --layers 2", "error: --out no/t: the folder"),
         ("synth --pairs x --persistence y --tokens 5 --out t", "error: x: no such file"),
     ],
 )

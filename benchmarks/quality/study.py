@@ -1,0 +1,186 @@
+"""What calibration text tells about one model: sums, roles, orders, and what follows from them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.quality.controls import Routes
+from benchmarks.quality.estimates import Reading
+from benchmarks.quality.setting import BLOCK, KINDS, WINDOW, Orders, Setting
+from crisp.files import atomic
+from crisp.prepare.calibration import Calibration, LayerSums, calibrate
+from crisp.prepare.importance import NeuronOrder, contributions, permutations, scores
+from crisp.prepare.roles import Exact, Grouped, Local, Method, increases, local, spell
+from crisp.profile import Profile, dominant
+from crisp.windows import Windows
+
+ROLES = Grouped()
+TIERED = "tiered(.6,.9)"  # the paper's thresholds
+
+
+class Study(Setting):
+    """A model with what its calibration text says about it."""
+
+    @cached_property
+    def known(self) -> Calibration:
+        """Of all kinds of text together."""
+        return self.calibration()
+
+    @cached_property
+    def orders(self) -> Orders:
+        """By importance (paper, Eq. 2)."""
+        return self.order("importance", self.known)
+
+    @cached_property
+    def increase(self) -> dict[int, npt.NDArray[np.float64]]:
+        """Roles in the grouped form."""
+        return self.roles(ROLES, self.amounts.roles)[0]
+
+    @cached_property
+    def prepared(self) -> Profile:
+        """Counts and measured roles, of all kinds of text together."""
+        return self.profile(self.known, self.increase)
+
+    @cached_property
+    def by_weight(self) -> Profile:
+        """The same counts without measured roles: the router's weight decides."""
+        return replace(self.prepared, dominant=None)
+
+    @cached_property
+    def full(self) -> Reading:
+        """What everything is compared with."""
+        return self.read("full", self.orders)
+
+    @cached_property
+    def routed(self) -> Routes:
+        """What the full model's routers say of some calibration text, for thresholds."""
+        text = self.windows("calibration", KINDS.values(), self.amounts.masking)
+        self.arrange(self.orders)
+        return self.routes(text)
+
+    def facts(self) -> dict[str, Any]:
+        """What the figures of this model were measured under."""
+        texts = [*self.heldout.dataset, *(own.dataset[0] for own in self.samples.values())]
+        return {
+            "name": self.spec.name,
+            "run": self.loaded.how,
+            "weights": self.weights,
+            "spec": self.spec.to_dict(),
+            "expert_bytes_per_token": self.full.bytes,
+            "amounts": vars(self.amounts),
+            "window": WINDOW,
+            "block": BLOCK,
+            "texts": texts,
+            "scored": self.heldout.n_tokens,
+            "rare_experts": sum(
+                int((own.tokens * self.spec.n_experts < own.tokens.sum() / 10).sum())
+                for own in self.known.layers.values()
+            ),
+        }
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a combination is a pair, so that roles can be measured and decide."""
+        return self.spec.top_k == 2
+
+    def calibration(self, kinds: Iterable[str] = KINDS.values(), upto: int = 0) -> Calibration:
+        """Sums over the first ``upto`` windows of each of the kinds (0: all)."""
+        return merged([self._chunk(kind, *cut) for kind in kinds for cut in self._cuts(kind, upto)])
+
+    def points(self) -> list[int]:
+        """Numbers of windows at which sums can be had: 2, 4, 8, ..."""
+        most = min(len(own.tokens) for own in self.samples.values())
+        return [2**i for i in range(1, most.bit_length()) if 2**i < most] + [0]
+
+    def _cuts(self, kind: str, upto: int) -> list[tuple[int, int]]:
+        whole = len(self.samples[kind].tokens)
+        ends = [end or whole for end in self.points()]
+        ends = [end for end in ends if not upto or end <= upto]
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    def _chunk(self, kind: str, start: int, end: int) -> Calibration:
+        file = self.work / f"calibration-{kind}-{start}-{end}.npz"
+        if not file.exists():
+            self.tell(f"calibration on {kind}, windows {start} to {end}")
+            self.arrange(self.original)
+            own = subset(self.samples[kind], start, end)
+            calibrate(self.loaded.model, own).save(file)
+        return Calibration.load(file)
+
+    def roles(
+        self, method: Method, tokens: int
+    ) -> tuple[dict[int, npt.NDArray[np.float64]], float]:
+        """(increase by layer [E, E], seconds) on the first ``tokens`` of each kind."""
+        assert isinstance(method, Exact | Grouped)
+        file = self.work / f"roles-{spell(method)}-{tokens}.npz"
+        if not file.exists():
+            self.tell(f"roles {spell(method)} on {tokens} tokens of each kind")
+            self.arrange(self.original)
+            text, begin = self.windows("calibration", KINDS.values(), tokens), time.monotonic()
+            found = dict(increases(method, self.loaded.model, text))
+            seconds = time.monotonic() - begin
+            arrays = {str(layer): own for layer, own in found.items()}
+            with atomic(file) as temporary, temporary.open("wb") as stream:
+                np.savez(stream, seconds=np.array(seconds), **arrays)
+        with np.load(file) as kept:
+            by_layer = {int(name): kept[name] for name in kept.files if name != "seconds"}
+            return by_layer, float(kept["seconds"])
+
+    def profile(
+        self, calibration: Calibration, increase: Mapping[int, Any] | None = None
+    ) -> Profile:
+        """Counts, with measured roles where ``increase`` says them."""
+        layers, n = self.spec.n_layers, self.spec.n_experts
+        experts, pairs = np.zeros((layers, n), np.int64), np.zeros((layers, n, n), np.int64)
+        for layer, sums in calibration.layers.items():
+            experts[layer], pairs[layer] = sums.tokens, sums.pair_counts
+        roles = None if increase is None else dominant(self.everywhere(increase))
+        return Profile(experts, pairs, True, roles)
+
+    def everywhere(self, by_layer: Mapping[int, Any]) -> npt.NDArray[np.float64]:
+        """[decoder layers, E, E], NaN in layers that are not MoE."""
+        n = self.spec.n_experts
+        whole = np.full((self.spec.n_layers, n, n), np.nan)
+        for layer, own in by_layer.items():
+            whole[layer] = own
+        return whole
+
+    def local(self, calibration: Calibration) -> dict[int, npt.NDArray[np.float64]]:
+        """Roles from the size of what is removed."""
+        return local(Local(), calibration)
+
+    def order(self, text: str, calibration: Calibration) -> Orders:
+        """The order spelled ``text``, from what calibration saw."""
+        self.arrange(self.original)
+        return permutations(scores(NeuronOrder.read(text), calibration, self.experts))
+
+    def contributions(self, calibration: Calibration, orders: Orders) -> dict[int, Any]:
+        """By layer [E, blocks]: each block's mean contribution once in ``orders``."""
+        self.arrange(self.original)
+        return contributions(calibration, orders, self.experts, BLOCK)
+
+
+def subset(windows: Windows, start: int, end: int) -> Windows:
+    """The windows from ``start`` to before ``end``."""
+    parts = {name: getattr(windows, name)[start:end] for name in ("tokens", "fresh", "text")}
+    return replace(windows, **parts)
+
+
+def merged(parts: Sequence[Calibration]) -> Calibration:
+    """The sums of several texts added up."""
+    layers = {
+        layer: LayerSums(
+            **{name: sum(getattr(part.layers[layer], name) for part in parts) for name in vars(own)}
+        )
+        for layer, own in parts[0].layers.items()
+    }
+    return Calibration(
+        layers, sum(part.windows for part in parts), sum(part.tokens for part in parts)
+    )

@@ -58,6 +58,17 @@ class Metadata:
         """The counts, with the measured roles."""
         return Profile(self.expert_counts, self.pair_counts, True, dominant(self.increase))
 
+    @property
+    def roles_told(self) -> str:
+        """How the dominant expert of a pair is told, in words."""
+        roles = self.provenance.get("roles", {})
+        if not roles.get("measured"):
+            return "roles by the router's weight"
+        rest = roles["pairs"] - roles["measured"]
+        return (
+            f"roles {roles['method']} of {roles['measured']:,}, by the router's weight of {rest:,}"
+        )
+
     def check_weights(self, digest: str, where: str) -> None:
         """Raise CrispError unless the weights in ``where`` are those this was made for."""
         if digest != self.weights:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from crisp.model import ModelSpec
     from crisp.policy import Budget, Policy
     from crisp.profile import Profile
+    from crisp.windows import Windows
 
 
 def evaluate(
@@ -132,7 +133,7 @@ def evaluate(
     for _, one in chosen:
         if asked is not None:
             asked.capacity(spec, one.cache)
-    counts, how = _counts(spec, found, profile)
+    counts, how, origin = _counts(spec, found, profile)
     length, step = _steps(loaded, window, stride, asked)
     windows = read_windows(loaded.tokenizer, texts, length, step, tokens)
     check_vocabulary(windows, loaded.model.config, model)
@@ -149,6 +150,7 @@ def evaluate(
                 renormalize=renormalize,
                 budget=asked,
                 reference=rows[0].quality.scores if rows else None,
+                origin=origin,
                 tasks=questions,
                 batch=batch,
                 seed=seed,
@@ -162,6 +164,7 @@ def evaluate(
         *tables(rows),
         "",
         *notes(rows, spec),
+        *_seen(windows, found),
     ]
     print("\n".join(lines), file=sys.stderr if json == STDOUT else sys.stdout)
 
@@ -233,17 +236,23 @@ def _metadata(model: str, file: Path | None, profile: str | None) -> tuple[Path,
 
 def _counts(
     spec: ModelSpec, found: tuple[Path, Metadata] | None, profile: str | None
-) -> tuple[Profile | None, str | None]:
-    """Counts of combinations, and where they came from."""
+) -> tuple[Profile | None, str | None, dict[str, Any] | None]:
+    """Counts of combinations, and where they came from: in words, and for the record."""
     from crisp.fitting import fit
     from crisp.profile import Profile
     from crisp.trace import RoutingTrace
     from crisp.trace.bundled import resolve
 
     if found is not None:
-        return found[1].profile(), f"{found[0]}, neurons ordered by {found[1].order}"
+        path, own = found
+        facts = own.provenance
+        told = f"{path}, neurons ordered by {own.order}; {own.roles_told}"
+        origin: dict[str, Any] = {"metadata": str(path), "weights": own.weights}
+        origin["order"] = own.order
+        origin |= {key: facts.get(key) for key in ("roles", "texts", "tokens", "ordered_from")}
+        return own.profile(), told, origin
     if profile is None:
-        return None, None
+        return None, None, None
     trace = RoutingTrace.load(resolve(profile))
     try:
         layers = fit(spec, trace).n_layers
@@ -253,7 +262,20 @@ def _counts(
         raise CrispError(
             f"--profile {profile}: {layers} layers, but {spec.name} has {spec.n_layers}"
         )
-    return Profile.from_trace(trace), f"{trace.rows:,} rows of {Path(profile).name}"
+    told = f"{trace.rows:,} rows of {Path(profile).name}"
+    return Profile.from_trace(trace), told, {"trace": trace.digest(), "texts": trace.header.dataset}
+
+
+def _seen(windows: Windows, found: tuple[Path, Metadata] | None) -> list[str]:
+    """A word of warning where a text was calibrated on: losses there say little of other text."""
+    facts = {} if found is None else found[1].provenance
+    known = [*facts.get("texts", ()), *facts.get("ordered_from", {}).get("texts", ())]
+    hashes = {str(text).rpartition("sha256:")[2] for text in known}
+    return [
+        f"caution: {name} is a text that the model was prepared with"
+        for name, text in zip(windows.names, windows.dataset, strict=True)
+        if text.rpartition("sha256:")[2] in hashes
+    ]
 
 
 def _steps(

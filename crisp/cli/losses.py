@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from textwrap import wrap
+from typing import Any
 
 from crisp.cli.tables import DASH, aligned, numbers
 from crisp.model import ModelSpec
@@ -48,7 +51,7 @@ def title(quality: Quality, spec: ModelSpec, windows: Windows, counted: str | No
         "experts": f"{spec.n_blocks} blocks of {spec.block} neurons, "
         f"{show_bytes(spec.block_bytes)} each as stored in {float(spec.bits):g} bits",
         "profile": counted,
-        "budget": settings["budget"] and f"{settings['budget']}, one window after the other",
+        "budget": settings["budget"] and _budget(settings["budget"], spec),
         "run": f"batch {settings['batch']}, seed {settings['seed']}; ranges: {LEVEL} % bootstrap "
         f"over windows, {RESAMPLES:,} resamples",
     }
@@ -58,6 +61,14 @@ def title(quality: Quality, spec: ModelSpec, windows: Windows, counted: str | No
         if text
         for line in wrap(text, _WIDTH, initial_indent=f"{key:<10}", subsequent_indent=" " * 10)
     ]
+
+
+def _budget(held: dict[str, Any], spec: ModelSpec) -> str:
+    experts = held["blocks"] / spec.n_blocks
+    return (
+        f"{held['asked']}: {experts:,.4g} of {spec.n_routed:,} experts, "
+        f"{100 * held['share']:.1f} %; one window after the other"
+    )
 
 
 def tables(rows: Sequence[Row]) -> list[str]:
@@ -180,11 +191,17 @@ def notes(rows: Sequence[Row], spec: ModelSpec) -> list[str]:
         "ppl: perplexity; loss: its increase; kept: tokens whose top prediction is that of full",
         "MB: of expert weights that are executed, a token; of full: in per cent",
     ]
+    lines += _rounded(rows, spec)
     lines += _skipped(rows, spec)
+    if rows[0].quality.settings["budget"]:
+        lines.append(
+            "full: without a cache, the reference; every window's first token is not scored"
+        )
     if any(row.quality.by_tier for row in rows):
         lines.append(
             "events: a token's combinations in each layer of the pass that predicts it; an event's "
-            "kept and nll (in nats) are its token's"
+            "kept and nll (in nats) are its token's, whatever in its other events caused them: a "
+            "token stands in several rows"
         )
     if len(rows[0].quality.by_text) > 1:
         lines.append("perplexity of several texts: over all their tokens together")
@@ -192,6 +209,23 @@ def notes(rows: Sequence[Row], spec: ModelSpec) -> list[str]:
     if ahead:
         lines.append(f"{', '.join(dict.fromkeys(ahead))}: prefetch changes no widths")
     return [part for line in lines for part in wrap(line, _WIDTH, subsequent_indent=" " * 8)]
+
+
+def _rounded(rows: Sequence[Row], spec: ModelSpec) -> list[str]:
+    """Where a share of the neurons had to be rounded up to whole blocks."""
+    shares = {
+        Fraction(text)
+        for row in rows
+        for text in re.findall(
+            r"(?:share|warm|cold)=([0-9.]+)", row.quality.settings["policy"]["width"]
+        )
+    }
+    return [
+        f"{float(share):g} of an expert: {spec.width(share)} of {spec.n_blocks} blocks, "
+        f"{spec.neurons(0, spec.width(share)):,} of {spec.d_ff:,} neurons"
+        for share in sorted(shares)
+        if spec.neurons(0, spec.width(share)) != share * spec.d_ff
+    ]
 
 
 def _skipped(rows: Sequence[Row], spec: ModelSpec) -> list[str]:

@@ -20,9 +20,7 @@ from crisp.prepare.roles import read_method
 _MODEL = typer.Argument(help="A folder with a transformers checkpoint.", show_default=False)
 _TEXT = typer.Option("--text", help="A text to calibrate on (UTF-8); several: --text A B C.")
 _MORE = typer.Argument(hidden=True, metavar="TEXT")
-_ROLES = typer.Option(
-    help="How roles are found: grouped(passes=8,share=.25), exact, local or weight."
-)
+_ROLES = typer.Option(help="How roles are told: weight, local, grouped(passes=8) or exact.")
 _WINDOW = typer.Option(help="Tokens read together.  [default: the model's context, at most 2048]")
 _TOKENS = typer.Option(help="Tokens of all texts together.  [default: all]")
 _BLOCK = typer.Option(help="Neurons of a block.  [default: an eighth of d_ff, rounded up to 16]")
@@ -36,7 +34,7 @@ def prepare(
     order: Annotated[
         str, typer.Option(help="importance, output, magnitude, original or random(SEED).")
     ] = "importance",
-    roles: Annotated[str | None, _ROLES] = None,
+    roles: Annotated[str, _ROLES] = "weight",
     window: Annotated[int | None, _WINDOW] = None,
     tokens: Annotated[int | None, _TOKENS] = None,
     block: Annotated[int | None, _BLOCK] = None,
@@ -48,10 +46,8 @@ def prepare(
     """Reorder a model's neurons by importance, and find tiers and roles; resumes after a kill."""
     import crisp.prepare.pipeline as pipeline
 
-    method = read_method(roles if roles is not None else "local" if layerwise else "grouped")
-    asked = Request(
-        [*text, *(more or [])], method, NeuronOrder.read(order), window, tokens, block, layerwise
-    )
+    texts, method = [*text, *(more or [])], read_method(roles)
+    asked = Request(texts, method, NeuronOrder.read(order), window, tokens, block, layerwise)
     with _stages() as report:
         metadata = pipeline.prepare(model, out, asked, report)
     typer.echo("\n".join([f"{out}: {metadata.spec.name}, prepared", *summary(metadata)]))
@@ -65,8 +61,12 @@ def refresh(
         str | None,
         typer.Option(metavar="FILE", help="The new metadata.  [default: in place of the model's]"),
     ] = None,
-    roles: Annotated[str, _ROLES] = "grouped",
-    window: Annotated[int | None, _WINDOW] = None,
+    roles: Annotated[
+        str | None, typer.Option(help="As in crisp prepare.  [default: as they were told]")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(help="Tokens read together.  [default: as it was]")
+    ] = None,
     tokens: Annotated[int | None, _TOKENS] = None,
 ) -> None:
     """Find tiers and roles of a prepared model anew, from other text; its weights stay."""
@@ -81,9 +81,9 @@ def refresh(
     before = pipeline.prepared(model)
     asked = Request(
         texts,
-        read_method(roles),
+        read_method(before.provenance["roles"]["method"] if roles is None else roles),
         NeuronOrder.read(before.order),
-        window,
+        before.provenance["window"] if window is None else window,
         tokens,
         before.spec.block,
     )
@@ -96,22 +96,20 @@ def refresh(
 def summary(metadata: Metadata) -> list[str]:
     """What was found out, a line each."""
     found = metadata.provenance
-    roles, unreached = found["roles"], found["unreached"]
+    unreached = found["unreached"]
     lines = {
         "text": f"{counted(found['tokens'], 'token')} of {counted(len(found['texts']), 'text')}, "
         f"{found['window']:,} at a time",
         "neurons": f"by {metadata.order}; blocks of {metadata.spec.block}, "
         f"{counted(metadata.spec.n_blocks, 'block')} an expert",
-        "pairs": f"{counted(roles['pairs'], 'combination')} seen; roles {roles['method']} of "
-        f"{roles['measured']:,}, by the router's weight of the rest"
-        if roles["method"] != "weight"
-        else f"{counted(roles['pairs'], 'combination')} seen; roles by the router's weight",
+        "pairs": f"{counted(found['roles']['pairs'], 'combination')} seen; {metadata.roles_told}",
     }
     if unreached:
         named = ", ".join(f"{layer}.{expert}" for layer, expert in unreached[:6])
         more = ", ..." if len(unreached) > 6 else ""
+        ordered = "" if found.get("refreshed") else ", ordered by magnitude"
         lines["unreached"] = (
-            f"{counted(len(unreached), 'expert')} saw no token, ordered by magnitude "
+            f"{counted(len(unreached), 'expert')} saw no token{ordered} "
             f"(layer.expert): {named}{more}"
         )
     if "seconds" in found:

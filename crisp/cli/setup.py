@@ -86,7 +86,12 @@ def prepare(
     path = resolve(trace)
     if profile is not None and metadata is not None:
         raise CrispError("--profile and --metadata: both give counts of combinations; give one")
-    source = Source(path, None if profile is None else resolve(profile), metadata)
+    # Absolute: a worker process need not stand in the same folder.
+    source = Source(
+        path.absolute(),
+        None if profile is None else resolve(profile).absolute(),
+        None if metadata is None else metadata.absolute(),
+    )
     machine = hardware_profile(hardware)
     spec = None if model is None else ModelSpec.named(model)
     stored = None if bits is None else exact(bits, "--bits")

@@ -128,6 +128,8 @@ def prepare(source: Path, out: Path, asked: Request, report: Report) -> Metadata
         facts = {"source": source.resolve().name, "seconds": work.seconds}
         metadata = _metadata(spec, asked, subject, measured, orders, digest, facts)
         metadata.save(made / FILE)
+        with atomic(made / "README.md") as temporary:
+            temporary.write_text(_readme(metadata))
         work.finish(made, out)
     return metadata
 
@@ -146,7 +148,12 @@ def refresh(folder: Path, asked: Request, report: Report) -> Metadata:
         layer: np.broadcast_to(np.arange(sums.activation.shape[1]), sums.activation.shape)
         for layer, sums in measured.calibration.layers.items()
     }
-    facts = {"source": before.provenance.get("source"), "refreshed": True}
+    first = before.provenance.get("ordered_from", before.provenance)
+    facts = {
+        "source": before.provenance.get("source"),
+        "refreshed": True,
+        "ordered_from": {key: first[key] for key in ("texts", "tokens", "window") if key in first},
+    }
     return _metadata(before.spec, asked, subject, measured, stay, before.weights, facts)
 
 
@@ -208,6 +215,20 @@ def _measure(
         with timed(ROLES):
             increase = _increases(asked.method, subject, told(ROLES), work)
     return Measured(calibration, experts, increase)
+
+
+def _readme(metadata: Metadata) -> str:
+    """A page for the prepared model, which is not quite the one its own page speaks of."""
+    found = metadata.provenance
+    texts = "".join(f"- {text}\n" for text in found["texts"])
+    return (
+        f"# {found['source']}, prepared\n\n"
+        f"{found['source']} with the neurons of its routed experts in another order, and all else "
+        "as it was: it computes the\nsame and loads the same way. Its own page and licence go for "
+        f"it, but for hashes of the weights.\n\nMade by {found['tool']}: neurons by "
+        f"{metadata.order}, {metadata.roles_told}. What was found out lies in\n`{FILE}`, from "
+        f"{found['tokens']:,} tokens, {found['window']:,} at a time, of\n\n{texts}"
+    )
 
 
 def _told_by(method: Method, calibration: Calibration) -> dict[int, Floats] | None:

@@ -248,13 +248,15 @@ def _remembered(done: Path, key: str, job: _Job, folder: Path) -> dict[str, Sums
 
 
 def _copy_others(checkpoint: Checkpoint, out: Path) -> None:
-    """Everything else in the folder: index, config, tokenizer; no hidden files."""
+    """Everything else in the folder: index, config, tokenizer; no hidden files, no README."""
     for path in sorted(checkpoint.folder.rglob("*")):
         relative = path.relative_to(checkpoint.folder)
         mine = relative.name == str(relative) == checkpoint.index
         if path.name.endswith(WEIGHTS) and not mine:
             continue
         if not path.is_file() or any(part.startswith(".") for part in relative.parts):
+            continue
+        if str(relative) == "README.md":  # it speaks of other weights
             continue
         if path.resolve().is_relative_to(out.resolve()):
             continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,7 @@ def evaluate(
     renormalize: bool = False,
     budget: Budget | None = None,
     reference: Scores | None = None,
+    origin: Mapping[str, Any] | None = None,
     tasks: Tasks | None = None,
     batch: int = BATCH,
     seed: int = 0,
@@ -46,8 +48,8 @@ def evaluate(
     reference: the scores of the full model on the same windows; None: this is that measurement.
     profile, spec, renormalize, budget: see `crisp.adapter.attach`; with a budget every token should
     be fed once (windows that do not overlap), one window after the other; where the cache is shared
-    by all layers, one token after the other. seed: of the resampled windows. Raises CrispError for
-    what does not go together.
+    by all layers, one token after the other. origin: where the profile comes from, for the record.
+    seed: of the resampled windows. Raises CrispError for what does not go together.
     """
     spec = spec or geometry(loaded)
     if budget is not None:
@@ -83,9 +85,9 @@ def evaluate(
             "revision": loaded.revision,
             "run": loaded.how,
             "policy": policy.to_dict(),
-            "profile": profile and profile.digest(),
+            "profile": profile and {"sha256": profile.digest(), **(origin or {})},
             "renormalize": renormalize,
-            "budget": budget and budget.text,
+            "budget": budget and _held(budget, spec, policy),
             "block": spec.block,
             "block_bytes": spec.block_bytes,
             "expert_blocks": spec.n_blocks,
@@ -122,6 +124,17 @@ def geometry(loaded: Loaded, block: int | None = None) -> ModelSpec:
     """The model's geometry, with blocks of ``block`` neurons; CrispError if it is not read."""
     spec = loaded.spec or ModelSpec.from_config(loaded.model.config.to_dict())
     return spec.with_(block=block)
+
+
+def _held(budget: Budget, spec: ModelSpec, policy: Policy) -> dict[str, Any]:
+    """A budget as it was asked for, and what of it is used."""
+    blocks = sum(budget.capacity(spec, policy.cache))
+    return {
+        "asked": budget.text,
+        "blocks": blocks,
+        "bytes": blocks * spec.block_bytes,
+        "share": blocks / (spec.n_routed * spec.n_blocks),
+    }
 
 
 def _figures(text: str | None, scores: Scores, reference: Scores | None, seed: int) -> Figures:

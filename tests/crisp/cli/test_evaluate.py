@@ -100,7 +100,7 @@ def test_with_a_budget_every_token_is_fed_once(crisp: Callable, tmp_path: Path) 
     line = ("eval", TINY, "--policy", "fo,lru", "--text", TEXTS[0], *FEW, "--budget", "50%")
     out = told(crisp(*line, "--json", file))
     assert "4 windows of 32 tokens, stride 32: no overlap, so that every token is fed once" in out
-    assert "50%, one window after the other" in out
+    assert "50%: 24 of 48 experts, 50.0 %; one window after the other" in out
     full, fo, lru = (one["metrics"] for one in json.loads(file.read_text())["results"])
     assert full["perplexity"] == fo["perplexity"] == lru["perplexity"]
     # without a cache every expert of every token is loaded: 6 layers, 2 experts of 20 blocks

@@ -101,7 +101,11 @@ def test_files_keep_their_names_and_sizes(model: Path, prepared: Path) -> None:
     sizes = {path.name: path.stat().st_size for path in model.iterdir()}
     found = {path.name: path.stat().st_size for path in prepared.iterdir()}
     assert found.pop(FILE) < 2_000_000
+    assert found.pop("README.md")
     assert found == sizes
+    page = (prepared / "README.md").read_text()
+    assert page.startswith("# toy, prepared\n")
+    assert "neurons by importance, roles grouped(passes=2,share=0.25,seed=0,least=4) of" in page
     assert not list(prepared.parent.glob("*.partial"))
 
 
@@ -221,6 +225,8 @@ def test_refreshing_from_the_same_text_finds_the_same(prepared: Path) -> None:
     np.testing.assert_allclose(after.contributions, before.contributions, rtol=1e-4, atol=1e-6)
     assert (after.weights, after.order) == (before.weights, before.order)
     assert after.provenance["refreshed"] is True
+    ordered_from = after.provenance["ordered_from"]
+    assert ordered_from == {k: before.provenance[k] for k in ("texts", "tokens", "window")}
     assert {path: path.read_bytes() for path in prepared.iterdir()} == kept
 
 

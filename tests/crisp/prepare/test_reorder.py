@@ -245,7 +245,7 @@ def test_what_belongs_to_the_folder_comes_along_but_no_other_weights(
     reordered(source, out)
     extra = {str(x.relative_to(out)) for x in out.rglob("*") if x.is_file()}
     assert extra == set(files_of(open_checkpoint(source))) | {
-        "tokenizer.json", "README.md", "modeling_own.py", "templates/chat.jinja",
+        "tokenizer.json", "modeling_own.py", "templates/chat.jinja",
         "config.json", "generation_config.json",
     }  # fmt: skip
     assert (out / "templates" / "chat.jinja").read_text() == "templates/chat.jinja"

@@ -60,9 +60,9 @@ class Metadata:
 
     @property
     def roles_told(self) -> str:
-        """How the dominant expert of a pair is told, in words."""
+        """How the dominant expert of a pair is told, in words; for k > 2 it is the anchor."""
         roles = self.provenance.get("roles", {})
-        if not roles.get("measured"):
+        if not roles.get("measured") or self.spec.top_k > 2:
             return "roles by the router's weight"
         rest = roles["pairs"] - roles["measured"]
         return (

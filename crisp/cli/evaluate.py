@@ -90,7 +90,10 @@ def evaluate(
         typer.Option(help="Tasks of lm-eval, by name or YAML file (a list); needs the extra eval."),
     ] = None,
 ) -> None:
-    """Measure what policies cost in quality: a model's perplexity at their widths."""
+    """Measure what policies cost in quality.
+
+    That is a model's perplexity at their widths.
+    """
     from crisp.cli.lists import split_list
     from crisp.cli.losses import Row, notes, tables, title
     from crisp.cli.progress import progress_of

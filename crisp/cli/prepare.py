@@ -43,7 +43,10 @@ def prepare(
         typer.Option("--layerwise", help="One layer in memory at a time."),
     ] = False,
 ) -> None:
-    """Reorder a model's neurons by importance, and find tiers and roles; resumes after a kill."""
+    """Put a model's neurons in order of importance.
+
+    And count which experts occur together. After a kill the same command goes on.
+    """
     import crisp.prepare.pipeline as pipeline
 
     texts, method = [*text, *(more or [])], read_method(roles)
@@ -69,7 +72,10 @@ def refresh(
     ] = None,
     tokens: Annotated[int | None, _TOKENS] = None,
 ) -> None:
-    """Find tiers and roles of a prepared model anew, from other text; its weights stay."""
+    """Count anew for a prepared model, from other text.
+
+    Its weights stay as they are.
+    """
     import crisp.prepare.pipeline as pipeline
 
     texts = [*text, *(more or [])]

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from crisp.adapter import attach  # noqa: E402
+from crisp.capture import cache_of  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.loading import load  # noqa: E402
 from crisp.model import ModelSpec  # noqa: E402
@@ -173,10 +174,11 @@ def test_residency_in_one_pass_equals_token_by_token(
     with attach(model, policy, spec=spec, budget=budget) as window, torch.inference_mode():
         whole = model(input_ids=TOKENS[:1], use_cache=False).logits[0]
     with attach(model, policy, spec=spec, budget=budget) as token, torch.inference_mode():
-        cache, rows = None, []
+        cache: dict[str, Any] = {}
+        rows = []
         for i in range(TOKENS.shape[1]):
-            out = model(input_ids=TOKENS[:1, i : i + 1], past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = model(input_ids=TOKENS[:1, i : i + 1], use_cache=True, **cache)
+            cache = cache_of(out, model)
             rows.append(out.logits[0, 0])
     assert window.tally == token.tally
     assert close(torch.stack(rows), whole)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import simpy
 
+from crisp.case import Case
 from crisp.fitting import fit
 from crisp.model import ModelSpec
 from crisp.policy import Budget, named
@@ -27,7 +28,7 @@ from crisp.profile import Profile
 from crisp.sinks import parquet
 from crisp.trace import Header, RoutingTrace
 from sim.hardware import profile as hardware
-from sim.simulate import Conditions, simulate
+from sim.simulate import simulate
 
 LAYERS, EXPERTS, TOP_K = 32, 8, 2
 TOKENS = 1000
@@ -75,9 +76,10 @@ def simulator(made: RoutingTrace, out: Path) -> None:
     counts = Profile.from_trace(made.select(slice(0, 200)))
     with parquet(out) as sink:
         simulate(
-            made, spec, hardware("paper-table1"), named("crisp"), Budget.parse("10%"), counts,
-            Conditions(), sinks=[sink],
-        )  # fmt: skip
+            Case(made, spec, named("crisp"), Budget.parse("10%"), counts),
+            hardware("paper-table1"),
+            sinks=[sink],
+        )
 
 
 def seconds(work: Callable[[], None]) -> float:

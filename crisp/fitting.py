@@ -28,7 +28,8 @@ def fit(spec: ModelSpec, trace: RoutingTrace, top_k: int | None = None) -> Model
         )
     if trace.layers > spec.n_layers:
         raise CrispError(
-            f"model {spec.name}: {spec.n_layers} layers, but the trace has {trace.layers}"
+            f"model {spec.name}: {spec.n_layers} layers, but the trace has {trace.layers}; "
+            f"--layers {spec.n_layers} runs the first of them"
         )
     spec = spec.first_layers(trace.layers)
     if trace.moe_layers != spec.moe_layers:

@@ -12,12 +12,14 @@ from typing import Any
 
 from crisp.cost import AnalyticCost, CostModel, TableCost
 from crisp.errors import CrispError, nearest
+from crisp.measured_cost import Tables, measured_cost
+from crisp.measured_profile import SECTIONS, read_tables, tables_dict
 from crisp.model import ModelSpec
 
 __all__ = ["CostModel", "HardwareProfile", "Power", "cost_model"]
 
 KINDS = ("discrete", "unified", "disk")
-MODELS = ("analytic", "table")
+MODELS = ("analytic", "table", "measured")
 ORIGINS = ("memory", "mapped", "disk")
 WORDS = ("kind", "model", "loads_from", "no_power")
 
@@ -44,17 +46,19 @@ class HardwareProfile:
     """One machine: what its link, its processor and its memory do, and what they draw.
 
     `numbers` holds the exact value of each `section.key` of the file, in the unit that the key
-    ends in; `sources` says, for the same keys, where the value comes from.
+    ends in; `sources` says, for the same keys and for each section of measured tables, where they
+    come from.
     """
 
     name: str
     kind: str  # discrete: a link of its own; unified: link and compute share the memory; disk
-    model: str  # analytic: from rates; table: measured times of one expert
+    model: str  # analytic: from rates; table: times of one expert; measured: by calibration
     loads_from: str | None  # unified only: memory (a copy), mapped (nothing to load) or disk
     numbers: Mapping[str, Fraction]
     sources: Mapping[str, str]
     power: Power | None
     no_power: str | None  # why there is no power; energy is then null for this reason
+    tables: Tables | None = None  # of a measured one
 
     @classmethod
     def load(cls, path: str | Path) -> HardwareProfile:
@@ -80,12 +84,23 @@ class HardwareProfile:
             for key, number in self.numbers.items()
         }
         words = {word: getattr(self, word) for word in ("name", *WORDS)}
-        return words | {"numbers": values}
+        printed = words | {"numbers": values}
+        if self.tables is not None:
+            printed["tables"] = {
+                name: section | {"source": self.sources[name]}
+                for name, section in tables_dict(self.tables).items()
+            }
+        return printed
 
 
 def cost_model(profile: HardwareProfile, spec: ModelSpec) -> CostModel:
-    """What the activities of `spec` cost on `profile`."""
+    """What the activities of `spec` cost on `profile`.
+
+    Raises CrispError if it was measured with blocks of another kind.
+    """
     number = profile.numbers
+    if profile.tables is not None:
+        return measured_cost(profile.tables, spec, profile.name)
     if profile.model == "table":
         load, compute, layer = (1_000_000 * number[key] for key in TABLE)  # ns
         return TableCost(spec, expert_load=load, expert_compute=compute, layer_time=layer)
@@ -118,12 +133,16 @@ def _checked(content: dict[str, Any], path: Path) -> HardwareProfile:
         origin = _word(words, "loads_from", ORIGINS, path)
         if model == "table":
             raise CrispError(f"{path}: model: 'table' needs kind discrete or disk, found unified")
+        if model == "measured" and origin == "mapped":
+            raise CrispError(f"{path}: loads_from: 'mapped' loads nothing that could be measured")
     elif "loads_from" in words:
         raise CrispError(f"{path}: loads_from: only a unified memory has it, kind is {kind}")
 
     expected: tuple[str, ...] = LINK + COMPUTE
     if model == "table":
         expected = TABLE
+    elif model == "measured":
+        expected = ()
     elif origin == "mapped":
         expected = COMPUTE
     no_power = words.get("no_power")
@@ -134,16 +153,22 @@ def _checked(content: dict[str, Any], path: Path) -> HardwareProfile:
     elif not isinstance(no_power, str) or not no_power.strip():
         raise CrispError(f"{path}: power: neither the section nor the reason, no_power = '...'")
 
-    numbers, sources = {}, {}
-    for key, entry in _entries(content, expected, path):
+    numbers, sources, tables = {}, {}, None
+    measured = tuple(SECTIONS) if model == "measured" else ()
+    for key, entry in _entries(content, expected, path, measured):
         numbers[key], sources[key] = _number(key, entry, path)
     for key in expected:
         if key not in numbers:
             raise CrispError(f"{path}: {key}: is missing")
-    if origin is not None and origin != "mapped":
+    if measured:
+        tables, where = read_tables(content, path)
+        sources |= where
+    elif origin is not None and origin != "mapped":
         _fits_memory(origin, numbers, path)
     power = Power(*(float(numbers[key]) for key in POWER)) if "power" in content else None
-    return HardwareProfile(path.stem, kind, model, origin, numbers, sources, power, no_power)
+    return HardwareProfile(
+        path.stem, kind, model, origin, numbers, sources, power, no_power, tables
+    )
 
 
 def _word(words: dict[str, Any], key: str, known: tuple[str, ...], path: Path) -> str:
@@ -155,13 +180,13 @@ def _word(words: dict[str, Any], key: str, known: tuple[str, ...], path: Path) -
 
 
 def _entries(
-    content: dict[str, Any], expected: tuple[str, ...], path: Path
+    content: dict[str, Any], expected: tuple[str, ...], path: Path, tables: tuple[str, ...]
 ) -> list[tuple[str, Any]]:
-    """(section.key, entry) of every section, all of them expected."""
-    known = {key.split(".")[0] for key in expected}
+    """(section.key, entry) of every section but ``tables``, all of them expected."""
+    known = {*(key.split(".")[0] for key in expected), *tables}
     entries = []
     for section, keys in content.items():
-        if not isinstance(keys, dict):
+        if not isinstance(keys, dict) or section in tables:
             continue
         if section not in known:
             raise CrispError(f"{path}: {nearest(section, sorted(known), 'section')}")

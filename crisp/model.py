@@ -19,7 +19,8 @@ from crisp.errors import CrispError, nearest
 from crisp.geometry import read_geometry
 
 PAGE = 4096  # bytes; a block's stride is a multiple, so that O_DIRECT and DMA work
-BIAS_BITS = 16  # of a per-neuron bias in the store
+STORE_INDEX = "store.json"  # what an expert store's folder holds beside its layers
+BIAS_BITS = 16  # of a per-neuron bias in the store, at least: biases are not quantised
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class ModelSpec:
         """Bytes of one block: its stride in the store, padding included."""
         bits = self.block * self.matrices * self.d_model * self.bits
         if self.biases:
-            bits += self.block * (self.matrices - 1) * BIAS_BITS
+            bits += self.block * (self.matrices - 1) * max(self.bits, Fraction(BIAS_BITS))
         return PAGE * math.ceil(bits / (8 * PAGE))
 
     @cached_property
@@ -198,12 +199,15 @@ class ModelSpec:
 
     @classmethod
     def named(cls, name_or_path: str | Path) -> ModelSpec:
-        """A built-in model by name, or the config at a path.
+        """A built-in model by name, the config at a path, or what a store at a path holds.
 
         Raises CrispError with the nearest built-in name.
         """
         if str(name_or_path) in BUILTIN:
             return BUILTIN[str(name_or_path)]
+        index = Path(name_or_path) / STORE_INDEX
+        if index.exists():
+            return cls.from_dict(_read_json(index).get("spec", {}), str(index))
         if Path(name_or_path).exists():
             return cls.from_config(name_or_path)
         raise nearest(str(name_or_path), BUILTIN, "model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from crisp import TOOL
-from crisp.energy import Energy, States, modelled
+from crisp.energy import Energy, States
 from crisp.errors import CrispError, InvariantError
 from crisp.event import EventScheduler
 from crisp.files import atomic
-from crisp.hardware import CostModel, HardwareProfile
+from crisp.hardware import CostModel
 from crisp.model import ModelSpec
 from crisp.timeline import StepLog, Sums
 from crisp.trace import DECODE
@@ -49,7 +50,8 @@ def provenance(settings: dict[str, Any], energy: Energy | None) -> dict[str, Any
     return {
         "tool": TOOL,
         "inputs_sha256": hashlib.sha256(text).hexdigest(),
-        "energy": energy and {"method": energy.method, "source": energy.source},
+        "energy": energy
+        and {key: value for key, value in vars(energy).items() if key[-2:] != "_j" and value},
     }
 
 
@@ -80,19 +82,24 @@ def load(path: str | Path) -> list[Run]:
         raise CrispError(f"{path}: is not a run file") from error
 
 
-def summarise(
-    *,
+def finish(
+    settings: dict[str, Any],
     spec: ModelSpec,
-    hardware: HardwareProfile,
-    cost: CostModel,
+    *,
+    cost: CostModel | None,
     scheduler: EventScheduler,
     sums: Sums,
     log: StepLog,
     total_ns: int,
     skipped: int,
-    initial_blocks: int,
-) -> tuple[dict[str, int | float | None], dict[str, str], Energy | None]:
-    """(metrics, reasons for those that are None, where joules come from) of a finished run.
+    initial: Sequence[int] | None,
+    energy: Callable[[States], Energy | str],
+) -> Run:
+    """The run that has ended, with its metrics.
+
+    cost: of a simulated machine; None: times were measured, and bounds are unknown. initial: blocks
+    of each expert that were resident from the start. energy: joules from how long which streams
+    were busy, or why there are none.
 
     Raises InvariantError if its sums contradict each other.
     """
@@ -105,7 +112,7 @@ def summarise(
     both = sums.compute_hidden + sums.layer_hidden
     busy = sums.compute + sums.layer
     states = States(total_ns - sums.link - busy + both, sums.link - both, busy - both, both)
-    _check(scheduler, sums, states, total_ns)
+    _check(scheduler, sums, states, total_ns, timed=cost is not None)
     stall = total_ns - busy
     n_bytes = blocks * spec.block_bytes
 
@@ -118,7 +125,7 @@ def summarise(
         "skipped": skipped,
         "blocks_loaded": blocks,
         "bytes_loaded": n_bytes,
-        "initial_bytes": initial_blocks * spec.block_bytes,
+        "initial_bytes": sum(initial or ()) * spec.block_bytes,
         "bytes_per_token": n_bytes / tokens,
         "hit_rate": _share(scheduler.hits, scheduler.tasks),
         "partial_hit_rate": _share(scheduler.partial_hits, scheduler.tasks),
@@ -130,20 +137,11 @@ def summarise(
         "stall_ms_per_token": stall / tokens / 1e6,
         "compute_ms_per_token": sums.compute / tokens / 1e6,
         "layer_ms_per_token": sums.layer / tokens / 1e6,
-        "io_bound_ms_per_token": cost.io_bound(n_bytes) / tokens / 1e6,
-        "order_bound_ms_per_token": sums.order_bound / tokens / 1e6,
-        "compute_bound_ms_per_token": sums.alone / tokens / 1e6,
-        "memory_bound_ms_per_token": None,
     }
     why = {name: "nothing to take a share of" for name, value in metrics.items() if value is None}
-
-    why["memory_bound_ms_per_token"] = "link and compute share no memory"
-    if cost.memory_bandwidth is not None:
-        del why["memory_bound_ms_per_token"]
-        passes = sum(cost.layer_traffic(layer) for layer in range(spec.n_layers))
-        traffic = cost.load_traffic(n_bytes) + cost.compute_traffic(0, sums.blocks_computed)
-        traffic += passes * len(end)
-        metrics["memory_bound_ms_per_token"] = traffic / cost.memory_bandwidth * 1e3 / tokens
+    bounds, unknown = _bounds(spec, cost, sums, n_bytes, len(end))
+    metrics |= {name: ms and ms / tokens for name, ms in bounds.items()}
+    why |= unknown
 
     latency = np.repeat(took[decode], rows[decode]) / 1e6
     speed = decoded / (int(took[decode].sum()) / 1e9) if decoded and latency.any() else None
@@ -176,22 +174,45 @@ def summarise(
         if ahead is None:
             why[key] = "the policy does not prefetch"
 
-    energy = modelled(hardware, states)
+    joules = energy(states)
     names = {"energy_j_per_token": "gross_j", "energy_net_j_per_token": "net_j"}
-    if isinstance(energy, str):
+    if isinstance(joules, str):
         metrics |= dict.fromkeys(names)
-        why |= dict.fromkeys(names, energy)
-        return metrics, why, None
-    metrics |= {key: getattr(energy, joules) / tokens for key, joules in names.items()}
-    return metrics, why, energy
+        why |= dict.fromkeys(names, joules)
+        return Run(settings, metrics, why, provenance(settings, None))
+    for name, part in names.items():
+        metrics[name] = getattr(joules, part) and getattr(joules, part) / tokens
+        if metrics[name] is None:
+            why[name] = "what the idle machine draws was not measured"
+    return Run(settings, metrics, why, provenance(settings, joules))
+
+
+def _bounds(
+    spec: ModelSpec, cost: CostModel | None, sums: Sums, n_bytes: int, steps: int
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """(what a run could not be faster than, in ms, reasons for what is None)."""
+    names = [f"{name}_bound_ms_per_token" for name in ("io", "order", "compute", "memory")]
+    if cost is None:
+        reason = "the times of single activities, undisturbed, were not measured"
+        return dict.fromkeys(names), dict.fromkeys(names, reason)
+    known: list[float] = [cost.io_bound(n_bytes) / 1e6, sums.order_bound / 1e6, sums.alone / 1e6]
+    if cost.memory_bandwidth is None:
+        return dict(zip(names, [*known, None], strict=True)), {
+            names[-1]: "link and compute share no memory"
+        }
+    traffic = cost.load_traffic(n_bytes) + cost.compute_traffic(0, sums.blocks_computed)
+    traffic += sum(cost.layer_traffic(layer) for layer in range(spec.n_layers)) * steps
+    return dict(zip(names, [*known, traffic / cost.memory_bandwidth * 1e3], strict=True)), {}
 
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _check(scheduler: EventScheduler, sums: Sums, states: States, total_ns: int) -> None:
-    """The sums of a run, counted in different places, must agree."""
+def _check(
+    scheduler: EventScheduler, sums: Sums, states: States, total_ns: int, timed: bool
+) -> None:
+    """The sums of a run, counted in different places, must agree; timed: by a cost model."""
     facts = {
         "an event was left unfinished": scheduler.done,
         "blocks issued are not the blocks that landed": (
@@ -199,7 +220,9 @@ def _check(scheduler: EventScheduler, sums: Sums, states: States, total_ns: int)
         ),
         "the states do not add up to the run": min(vars(states).values()) >= 0
         and states.total == total_ns,
-        "the run is shorter than the best order of its tasks": sums.order_bound <= total_ns,
+        "the run is shorter than the best order of its tasks": (
+            not timed or sums.order_bound <= total_ns
+        ),
     }
     for broken, holds in facts.items():
         if not holds:

@@ -139,10 +139,22 @@ class Workload:
     def tasks(self, event: Event, resident: Callable[[int], Sequence[int]]) -> list[Task]:
         """The tasks of an event that starts now; resident(layer): blocks of each expert."""
         assert event.experts is not None
+        return union(event.experts, self.widths(event, resident))
+
+    def widths(
+        self, event: Event, resident: Callable[[int], Sequence[int]]
+    ) -> Sequence[Sequence[int]]:
+        """The widths [rows][k] in blocks that an event which starts now asks for."""
         if event.widths is not None:
-            return union(event.experts, event.widths)
-        asked = self._widths(event.layer, event.place, resident(event.layer))
-        return union(event.experts, asked)
+            return event.widths
+        return self._widths(event.layer, event.place, resident(event.layer))
+
+    def weights(self, event: Event) -> npt.NDArray[np.float32]:
+        """The router's weights [rows, k] of an event; of equal size where the trace has none."""
+        if self._weights is None:
+            ids = self._experts[event.place, event.layer]
+            return np.full(ids.shape, 1 / ids.shape[1], np.float32)
+        return self._weights[event.place, event.layer].astype(np.float32)
 
     def _gathered(self, steps: Sequence[Step]) -> Iterator[Event]:
         rows = np.concatenate([step.rows for step in steps])

@@ -1,11 +1,19 @@
-"""Unified memory: link and compute share one bandwidth and slow down only when it is exceeded."""
+"""Streams that slow each other down while both are busy, by a rule.
+
+On a unified memory they share one bandwidth and slow down only when it is exceeded; on a calibrated
+machine each is slowed by a factor that was measured.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Any
 
 import simpy
+
+from crisp.hardware import CostModel
+from crisp.measured_cost import MeasuredCost
 
 _ROUNDING = 1e-6  # ns: what floating point may add to a whole number of ns
 
@@ -24,13 +32,38 @@ class Activity:
         self.done = done
 
 
-class SharedMemory:
-    """Shares a bandwidth between two streams, max-min fair."""
+Rule = Callable[[Sequence[Activity]], list[float]]
+"""The rate of progress of each of two activities or more that run at the same time."""
 
-    def __init__(self, env: simpy.Environment, bytes_per_ns: float, until: list[int]) -> None:
+
+def sharing(cost: CostModel, streams: Sequence[int]) -> Rule | None:
+    """How what runs on link and compute slows down under a cost model; None: it does not.
+
+    streams: the numbers of link and compute.
+    """
+    if isinstance(cost, MeasuredCost):
+        slow = [float(cost.tables.slow_load), float(cost.tables.slow_compute)]
+        return constant(dict(zip(streams, slow, strict=True))) if max(slow) > 1 else None
+    return None if cost.memory_bandwidth is None else fair(cost.memory_bandwidth / 1e9)
+
+
+def fair(bytes_per_ns: float) -> Rule:
+    """Max-min fair shares of a bandwidth, by what each activity demands."""
+    return lambda active: fair_rates([activity.demand for activity in active], bytes_per_ns)
+
+
+def constant(slow: Mapping[int, float]) -> Rule:
+    """slow[stream]: how many times as long its activities take beside another."""
+    return lambda active: [1 / slow[activity.stream] for activity in active]
+
+
+class Shared:
+    """Streams whose activities run at rate 1 alone, and together as a rule says."""
+
+    def __init__(self, env: simpy.Environment, rule: Rule, until: list[int]) -> None:
         """until[stream]: kept at the time at which the stream's activity will end."""
         self._env: Any = env  # SimPy types times as floats too; here they are whole
-        self._bandwidth, self._until = bytes_per_ns, until
+        self._rule, self._until = rule, until
         self._active: list[Activity] = []
         self._since = 0
 
@@ -52,7 +85,7 @@ class SharedMemory:
     def _plan(self) -> None:
         rates = [1.0]  # what runs alone takes what it takes alone, whatever was rounded
         if len(self._active) != 1:
-            rates = fair_rates([activity.demand for activity in self._active], self._bandwidth)
+            rates = self._rule(self._active)
         for activity, rate in zip(self._active, rates, strict=True):
             activity.rate = rate
             left = ceil(max(0.0, activity.remaining) / rate - _ROUNDING)

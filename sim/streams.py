@@ -6,7 +6,7 @@ becomes ready at the same time is collected before anything is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import simpy
@@ -18,7 +18,7 @@ from crisp.model import ModelSpec
 from crisp.tasks import Load, Task
 from crisp.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
 from crisp.workload import Step, Workload
-from sim.memory import SharedMemory
+from sim.memory import Shared, sharing
 
 _LINK, _COMPUTE = 0, 1
 _STARTS, _CHOICES = 2, 3  # SimPy priorities: both after all that ends at the same time (0 and 1)
@@ -44,9 +44,11 @@ class Streams:
         workload: Workload,
         recorder: Recorder,
         log: StepLog,
+        watch: Callable[[EventScheduler], None] | None = None,
     ) -> None:
+        """watch: shown the scheduler whenever an event is over."""
         self._scheduler, self._workload = scheduler, workload
-        self._recorder, self._log = recorder, log
+        self._recorder, self._log, self._watch = recorder, log, watch
         self._cost, self._layers, self._experts = cost, spec.moe_layers, spec.n_experts
         sizes = [blocks * spec.block_bytes for blocks in range(spec.n_blocks + 1)]
         self._load_costs = [(cost.load(size), cost.load_traffic(size)) for size in sizes]
@@ -61,9 +63,8 @@ class Streams:
         self._load: Load | None = None  # what it loads
         self._link_since: int | None = None  # when that began
         self._number = -1  # of the step
-        self._memory: SharedMemory | None = None
-        if cost.memory_bandwidth is not None:
-            self._memory = SharedMemory(self._env, cost.memory_bandwidth / 1e9, self._until)
+        rule = sharing(cost, (_LINK, _COMPUTE))
+        self._shared = None if rule is None else Shared(self._env, rule, self._until)
 
     def run(self, steps: Iterable[Step]) -> int:
         """Execute the steps; returns the total time in ns."""
@@ -108,16 +109,16 @@ class Streams:
         self._load, self._link_since, self._asleep = load, now, False
         ns, traffic = self._load_costs[load.blocks]
         arrived = self._link_event
-        if self._memory is None:
+        if self._shared is None:
             self._until[_LINK] = now + ns
             arrived._ok, arrived._value = True, None
             self._env.schedule(arrived, delay=now + ns - self._env.now)
         else:
-            self._memory.occupy(_LINK, ns, traffic, arrived)
+            self._shared.occupy(_LINK, ns, traffic, arrived)
 
     def _compute(self, steps: Iterable[Step]) -> Generator[SimEvent, None, None]:
         env, until, scheduler, add = self._env, self._until, self._scheduler, self._recorder.add
-        apart = self._memory is None
+        apart = self._shared is None
         step: Step | None = None
         now = 0  # runs ahead of SimPy's clock while the link sleeps: nobody looks at it then
         for event in self._workload.events(steps):
@@ -163,14 +164,16 @@ class Streams:
                 scheduler.computed(task)
                 add((self._number, scheduler.event, layer, COMPUTE, task.expert, first,
                      last - first, start, now, ns, scheduler.store.landed))  # fmt: skip
+            if self._watch is not None:
+                self._watch(scheduler)
         self._close(step, now)
         yield env.timeout(now - env.now)
 
     def _occupy(self, now: int, ns: int, traffic: int) -> SimEvent:
-        """Compute works from ``now`` on for ``ns``, or longer if the link shares the memory."""
-        if self._memory is not None:
+        """Compute works from ``now`` on for ``ns``, or longer if the link slows it down."""
+        if self._shared is not None:
             done: SimEvent = self._env.event()
-            self._memory.occupy(_COMPUTE, ns, traffic, done)
+            self._shared.occupy(_COMPUTE, ns, traffic, done)
             return done
         self._until[_COMPUTE] = end = now + ns
         timeout: SimEvent = self._env.timeout(end - self._env.now)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+from crisp.case import Case, Conditions
 from crisp.errors import CrispError
 from crisp.hardware import HardwareProfile
 from crisp.metadata import Metadata
@@ -24,7 +25,7 @@ from crisp.run import Run
 from crisp.timeline import Sink
 from crisp.trace import RoutingTrace
 from crisp.workload import split
-from sim.simulate import Conditions, simulate
+from sim.simulate import simulate
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Source:
     trace: Path
     profile: Path | None = None  # a trace to count combinations in
     metadata: Path | None = None  # of a prepared model, which holds the counts
+    layers: int | None = None  # of the trace that are run; None: all
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,19 @@ class Cell:
     budget: Budget
     conditions: Conditions
 
+    def case(self, routing: Routing) -> Case:
+        """What is run, whoever runs it; routing: what the source holds."""
+        return Case(
+            routing.simulated,
+            self.spec,
+            self.policy,
+            self.budget,
+            routing.profile,
+            self.conditions,
+            routing.how,
+            routing.file,
+        )
+
 
 def open_source(source: Source) -> Routing:
     """Map the trace (and count its profile), or CrispError.
@@ -67,15 +82,20 @@ def open_source(source: Source) -> Routing:
     """
     whole = RoutingTrace.load(source.trace)
     file = {"name": source.trace.name, "sha256": whole.digest()}
+    layers = whole.layers if source.layers is None else source.layers
+    if not 1 <= layers <= whole.layers:
+        raise CrispError(f"--layers {layers}: {source.trace} has {whole.layers}")
     if source.metadata is not None:
         found = Metadata.load(source.metadata)
         how = f"profile: {source.metadata.name}, prepared from {found.spec.name}; simulated: all"
-        counts = _fitting(found, whole, source.metadata)
-        return Routing(None, whole, counts, how + " rows", file, found.spec)
+        counts = _fitting(found, whole, source.metadata).first_layers(layers)
+        rest = whole.first_layers(layers)
+        return Routing(None, rest, counts, how + " rows", file, found.spec)
     if source.profile is None:
-        counted, simulated, how = split(whole)
+        counted, simulated, how = split(whole.first_layers(layers))
     else:
-        counted, simulated = RoutingTrace.load(source.profile), whole
+        counted, simulated = RoutingTrace.load(source.profile), whole.first_layers(layers)
+        counted = counted.first_layers(min(layers, counted.layers))
         how = f"profile: all {counted.rows:,} rows of {source.profile.name}; simulated: all rows"
     return Routing(counted, simulated, Profile.from_trace(counted), how, file)
 
@@ -104,19 +124,7 @@ def run_cell(
     progress: Callable[[int], None] | None = None,
 ) -> Run:
     """Simulate one cell here."""
-    return simulate(
-        routing.simulated,
-        cell.spec,
-        cell.hardware,
-        cell.policy,
-        cell.budget,
-        routing.profile,
-        cell.conditions,
-        split=routing.how,
-        file=routing.file,
-        sinks=sinks,
-        progress=progress,
-    )
+    return simulate(cell.case(routing), cell.hardware, sinks=sinks, progress=progress)
 
 
 def run_cells(cells: Sequence[Cell], done: Callable[[], None]) -> list[Run]:

@@ -78,8 +78,8 @@ def demo(
 
 
 def _setup(machine: str, limit: int) -> Setup:
+    from crisp.case import Conditions
     from crisp.cli.setup import prepare
-    from sim.simulate import Conditions
 
     conditions = Conditions(limit=limit)
     return prepare(TRACE, model=MODEL, hardware=machine, conditions=conditions, bits=BITS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from crisp.case import Conditions
 from crisp.cli.cells import Cell, Routing, Source, open_source
 from crisp.errors import CrispError
 from crisp.fitting import fit
@@ -16,7 +17,6 @@ from crisp.trace.bundled import resolve
 from crisp.units import exact, show_bytes
 from crisp.workload import chosen_rows
 from sim.hardware import profile as hardware_profile
-from sim.simulate import Conditions
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +81,7 @@ def prepare(
     bits: str | None = None,
     block: int | None = None,
     top_k: int | None = None,
+    layers: int | None = None,
 ) -> Setup:
     """Open and check all that a table needs; CrispError for anything that does not fit."""
     path = resolve(trace)
@@ -91,6 +92,7 @@ def prepare(
         path.absolute(),
         None if profile is None else resolve(profile).absolute(),
         None if metadata is None else metadata.absolute(),
+        layers,
     )
     machine = hardware_profile(hardware)
     spec = None if model is None else ModelSpec.named(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,16 @@ class Profile:
         """Nothing was counted: enough for widths that look at no counts."""
         shape = (spec.n_layers, spec.n_experts)
         return cls(np.zeros(shape, np.int64), np.zeros((*shape, spec.n_experts), np.int64), True)
+
+    def first_layers(self, n: int) -> Profile:
+        """The counts of the first ``n`` layers."""
+        dominant = None if self.dominant is None else self.dominant[:n]
+        return replace(
+            self,
+            expert_counts=self.expert_counts[:n],
+            pair_counts=self.pair_counts[:n],
+            dominant=dominant,
+        )
 
     def digest(self) -> str:
         """SHA-256 of all that decides: two profiles with the same digest decide the same."""

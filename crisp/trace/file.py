@@ -141,6 +141,16 @@ class RoutingTrace:
         chosen = {name: array[rows] for name, array in self.tensors().items()}
         return RoutingTrace(header=self.header, **chosen)
 
+    def first_layers(self, n: int) -> RoutingTrace:
+        """The trace of the model's first ``n`` layers: views."""
+        if n == self.layers:
+            return self
+        by_layer = {"experts", "weights", "guess"}
+        return RoutingTrace(
+            header=self.header,
+            **{k: v[:, :n] if k in by_layer else v for k, v in self.tensors().items()},
+        )
+
     def sequences(
         self,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -10,7 +10,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.memory import SharedMemory, fair_rates
+from sim.memory import Shared, fair, fair_rates
 from tests.sim.toys import Costs, Toy
 
 BANDWIDTH = 100.0  # bytes per ns
@@ -19,7 +19,7 @@ BANDWIDTH = 100.0  # bytes per ns
 def finishes(*activities: tuple[int, int, int]) -> list[int]:
     """When activities (start, ns alone, bytes) on separate streams end."""
     env = simpy.Environment()
-    memory = SharedMemory(env, BANDWIDTH, [-1] * len(activities))
+    memory = Shared(env, fair(BANDWIDTH), [-1] * len(activities))
     ends = [0] * len(activities)
 
     def run(stream: int, start: int, alone_ns: int, traffic: int):  # type: ignore[no-untyped-def]

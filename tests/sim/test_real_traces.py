@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from crisp.case import Case, Conditions
 from crisp.fitting import fit
 from crisp.model import ModelSpec
 from crisp.policy import Budget, Cache, named, static_residents
@@ -21,14 +22,14 @@ from crisp.trace.synth import synthesize
 from crisp.trace.table import import_table
 from crisp.workload import split
 from sim.hardware import profile as hardware
-from sim.simulate import Conditions, simulate
+from sim.simulate import simulate
 from tests.oracles import offline, straight
 
 MS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Case:
+class Divided:
     """A trace split for simulation, and its model's geometry."""
 
     rest: RoutingTrace
@@ -37,33 +38,33 @@ class Case:
     profile_rows: Any  # [rows, layers, k]
 
     @classmethod
-    def of(cls, trace: RoutingTrace, model: str) -> Case:
+    def of(cls, trace: RoutingTrace, model: str) -> Divided:
         first, rest, _ = split(trace)
         spec = fit(ModelSpec.named(model), trace)
         return cls(rest, Profile.from_trace(first), spec, first.experts)
 
     def run(self, policy: str, budget: str, limit: int, **changes: Any) -> Run:
         conditions = {k: changes.pop(k) for k in ("granularity", "batch") if k in changes}
-        return simulate(
-            self.rest, self.spec, hardware("paper-table1"),
-            named(policy, has_guess=False, **changes), Budget.parse(budget), self.profile,
-            Conditions(limit=limit, **conditions),
+        case = Case(
+            self.rest, self.spec, named(policy, has_guess=False, **changes), Budget.parse(budget),
+            self.profile, Conditions(limit=limit, **conditions),
         )  # fmt: skip
+        return simulate(case, hardware("paper-table1"))
 
 
 @pytest.fixture(scope="session")
-def gpt_oss(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Case:
+def gpt_oss(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Divided:
     out = tmp_path_factory.mktemp("traces") / "gpt-oss.trace.safetensors"
     spec = ModelSpec.named("gpt-oss-20b")
     import_table(shared / "traces" / "gpt-oss-20b__mmlu-gpqa-mix.parquet", out, spec=spec)
-    return Case.of(RoutingTrace.load(out), "gpt-oss-20b")
+    return Divided.of(RoutingTrace.load(out), "gpt-oss-20b")
 
 
 @pytest.fixture(scope="session")
-def mixtral(shared: Path) -> Case:
+def mixtral(shared: Path) -> Divided:
     names = ("mixtral-8x7b-pair-counts.csv", "mixtral-8x7b-persistence.csv")
     chains = read_chains(*(shared / "traces" / name for name in names))
-    return Case.of(synthesize(chains, 600, seed=0, sequences=4), "mixtral-8x7b")
+    return Divided.of(synthesize(chains, 600, seed=0, sequences=4), "mixtral-8x7b")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def mixtral(shared: Path) -> Case:
     ],
 )
 def test_known_figures(
-    gpt_oss: Case, policy: str, budget: str, total_ns: int, hits: int, partial: int, blocks: int
+    gpt_oss: Divided, policy: str, budget: str, total_ns: int, hits: int, partial: int, blocks: int
 ) -> None:
     """3,000 tokens of gpt-oss-20b; figures of three separate re-computations."""
     metrics = gpt_oss.run(policy, budget, 3000).metrics
@@ -118,7 +119,7 @@ def test_cells_equal_the_oracles(
     budget: str,
     changes: dict[str, Any],
 ) -> None:
-    case: Case = request.getfixturevalue(source)
+    case: Divided = request.getfixturevalue(source)
     rows = 150
     run = case.run(policy, budget, rows, **changes)
     shown = named(policy, has_guess=False, **{
@@ -168,7 +169,7 @@ def random_trace(rows: int, layers: int, n_experts: int, k: int) -> RoutingTrace
 
 def test_full_offloading_by_hand() -> None:
     """32 layers of 0.6 + 2 * (5.6 + 1.3) ms = 14.4 ms each: 2.1701 tokens/s, nothing ever hits."""
-    case = Case.of(random_trace(40, 32, 8, 2), "mixtral-8x7b")
+    case = Divided.of(random_trace(40, 32, 8, 2), "mixtral-8x7b")
     metrics = case.run("fo", "10%", 20).metrics
     assert metrics["total_ns"] == 20 * 32 * 14_400_000
     assert round(metrics["tokens_per_second"] or 0, 4) == 2.1701
@@ -177,7 +178,7 @@ def test_full_offloading_by_hand() -> None:
     assert metrics["energy_j_per_token"] is None
 
 
-def test_static_residents_of_a_real_profile(gpt_oss: Case) -> None:
+def test_static_residents_of_a_real_profile(gpt_oss: Divided) -> None:
     cache = Cache("static", "layer", "expert")
     room = Budget.parse("10%").capacity(gpt_oss.spec, cache)
     assert room == [32] * 4 + [24] * 20  # 76 of 768 experts: 3 a layer, 4 in the first four

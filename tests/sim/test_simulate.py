@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from crisp import run as runs
+from crisp.case import Case, Conditions
 from crisp.errors import CrispError
 from crisp.event import EventScheduler
 from crisp.fitting import fit
@@ -24,7 +25,7 @@ from crisp.trace import RoutingTrace
 from crisp.trace.bundled import bundled
 from crisp.workload import Workload, chosen_rows, plan, split
 from sim.hardware import profile as hardware
-from sim.simulate import Conditions, simulate
+from sim.simulate import simulate
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +42,11 @@ def run(
 ) -> Run:
     first, rest, how = split(trace)
     spec = fit(ModelSpec.named("mixtral-8x7b").with_(bits=Fraction("4.25")), trace)
-    return simulate(
-        rest, spec, hardware(machine), named(policy), Budget.parse(budget),
-        Profile.from_trace(first), Conditions(**({"limit": 60} | conditions)), split=how,
+    case = Case(
+        rest, spec, named(policy), Budget.parse(budget), Profile.from_trace(first),
+        Conditions(**({"limit": 60} | conditions)), how,
     )  # fmt: skip
+    return simulate(case, hardware(machine))
 
 
 def test_same_input_same_bytes(code: RoutingTrace, tmp_path: Path) -> None:
@@ -142,10 +144,11 @@ def test_mapped_weights_have_nothing_to_load(code: RoutingTrace) -> None:
     first, rest, _ = split(code)
     spec = fit(ModelSpec.named("mixtral-8x7b"), code)
     jetson = dataclasses.replace(hardware("jetson-agx-orin-32gb"), loads_from="mapped")
-    made = simulate(
-        rest, spec, jetson, named("lru"), Budget.parse("10%"), Profile.from_trace(first),
+    case = Case(
+        rest, spec, named("lru"), Budget.parse("10%"), Profile.from_trace(first),
         Conditions(limit=30),
     )  # fmt: skip
+    made = simulate(case, jetson)
     assert made.metrics["bytes_loaded"] == 0
     assert made.metrics["hit_rate"] == 1
     assert made.settings["budget"]["share"] == 1

@@ -1,0 +1,136 @@
+"""What is run, whoever runs it: a trace under a policy within a budget, and its conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from crisp.errors import CrispError, nearest
+from crisp.event import EventScheduler
+from crisp.hardware import CostModel
+from crisp.model import ModelSpec
+from crisp.policy import Budget, Policy, static_residents
+from crisp.profile import Profile
+from crisp.trace import RoutingTrace
+from crisp.workload import PHASES, Step, Workload, chosen_rows, plan
+
+GRANULARITIES = ("expert", "block")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a run is told beside trace, model, machine, policy and budget."""
+
+    granularity: str = "expert"
+    phase: str = "decode"
+    batch: int = 1  # concurrent sequences
+    chunk: int = 512  # rows of a prefill step
+    seed: int = 0
+    limit: int | None = None  # rows of the phase
+
+    def __post_init__(self) -> None:
+        if self.granularity not in GRANULARITIES:
+            raise nearest(self.granularity, GRANULARITIES, "granularity")
+        if self.phase not in PHASES:
+            raise nearest(self.phase, PHASES, "phase")
+        for name in ("batch", "chunk", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise CrispError(f"{name} {value}: must be at least 1")
+        if self.seed < 0:
+            raise CrispError(f"seed {self.seed}: must not be negative")
+
+    @property
+    def by_block(self) -> bool:
+        """Whether blocks are loaded and computed one by one."""
+        return self.granularity == "block"
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One run of a trace, but for the machine.
+
+    spec: from `crisp.fitting.fit`, so that it has the trace's layers. profile: the counts that
+    tiers, anchors and static caches come from; split: where they come from, in words. file: the
+    trace file's name and digest, if ``trace`` is a part of one.
+    """
+
+    trace: RoutingTrace
+    spec: ModelSpec
+    policy: Policy
+    budget: Budget
+    profile: Profile
+    conditions: Conditions = field(default_factory=Conditions)
+    split: str | None = None
+    file: Mapping[str, str] | None = None
+    everything: bool = False  # all experts are resident, whatever the budget
+
+    def capacity(self) -> list[int]:
+        """Blocks of each part of the budget."""
+        if self.everything:
+            return [self.spec.n_routed * self.spec.n_blocks]
+        return self.budget.capacity(self.spec, self.policy.cache)
+
+    def initial(self) -> list[int] | None:
+        """Blocks of each expert that are resident from the start."""
+        if self.policy.cache.name != "static":
+            return None
+        return static_residents(self.spec, self.profile, self.policy.cache, self.capacity())
+
+    def scheduler(self, cost: CostModel | None) -> EventScheduler:
+        """A scheduler that has seen nothing yet; orders that ask for times need a cost."""
+        return EventScheduler(
+            self.spec,
+            self.policy,
+            self.capacity(),
+            granularity=self.conditions.granularity,
+            cost=cost,
+            initial=self.initial(),
+        )
+
+    def workload(self) -> Workload:
+        """The tasks of the events."""
+        widths = self.policy.width.bind(self.spec, self.profile, self.trace.header.ordered)
+        return Workload(self.trace, widths, guess=self.policy.prefetch.name == "guess")
+
+    def steps(self, progress: Callable[[int], None] | None = None) -> Iterator[Step]:
+        """The forward passes; ``progress`` is told the rows of each one that begins."""
+        conditions = self.conditions
+        for step in plan(self.trace, self.rows(), conditions.batch, conditions.chunk):
+            if progress is not None:
+                progress(len(step.rows))
+            yield step
+
+    def rows(self) -> npt.NDArray[np.int64]:
+        """The rows of the trace that are run."""
+        return chosen_rows(self.trace, self.conditions.phase, self.conditions.limit)
+
+    def settings(self, engine: str, hardware: dict[str, Any] | None) -> dict[str, Any]:
+        """All of it, resolved, safe for JSON: what two runs must share to be compared."""
+        header, blocks = self.trace.header, sum(self.capacity())
+        return {
+            "engine": engine,
+            "trace": {
+                "sha256": self.trace.digest(),
+                "model": header.model,
+                "dataset": header.dataset,
+                "origin": header.origin,
+                "rows": len(self.rows()),
+                "file": self.file and dict(self.file),
+            },
+            "profile": {"sha256": self.profile.digest(), "from": self.split},
+            "model": self.spec.to_dict(),
+            "hardware": hardware,
+            "policy": self.policy.to_dict(),
+            "budget": {
+                "asked": self.budget.text,
+                "blocks": blocks,
+                "bytes": blocks * self.spec.block_bytes,
+                "share": blocks / (self.spec.n_routed * self.spec.n_blocks),
+            },
+            **vars(self.conditions),
+        }

@@ -1,0 +1,63 @@
+"""Flags that several commands take, each described once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+LISTS = "A list such as fo,lru gives a table."
+
+
+def file(help: str) -> typer.models.OptionInfo:
+    """An option that names a file to write, or standard output."""
+    option: typer.models.OptionInfo = typer.Option(metavar="FILE", help=f"{help}; -: print it.")
+    return option
+
+
+def _choice(help: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(help=help)
+    return option
+
+
+Trace = Annotated[
+    str,
+    typer.Argument(metavar="TRACE", help="A routing trace: a file, or the name of a bundled one."),
+]
+ProfileTrace = Annotated[
+    str | None,
+    typer.Option(metavar="TRACE", help="Count combinations here, and run all of TRACE."),
+]
+MetadataFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="A prepared model's crisp.safetensors, in place of --profile."
+    ),
+]
+Width = Annotated[str | None, _choice("full, uniform(.5), single or tiered(alpha=.6,beta=.9).")]
+Order = Annotated[str | None, _choice("sequential, fifo, random(SEED), widest or johnson.")]
+Cache = Annotated[str | None, _choice("none, lru, lfu or static.")]
+Scope = Annotated[str, _choice("Of the cache: layer or global.")]
+Unit = Annotated[str, _choice("What is admitted, evicted: expert, block.")]
+Granularity = Annotated[str, _choice("What must have arrived to compute: expert or block.")]
+Prefetch = Annotated[str | None, _choice("none, previous or guess.")]
+Phase = Annotated[str, _choice("decode, prefill or all.")]
+Batch = Annotated[int, _choice("Sequences that decode side by side.")]
+Chunk = Annotated[int, _choice("Prompt tokens of one prefill step.")]
+TopK = Annotated[int | None, _choice("The trace's k, where it is not the model's.")]
+Layers = Annotated[int | None, _choice("Run the first layers of the trace only.")]
+Seed = Annotated[int, _choice("Of order random.")]
+Limit = Annotated[int | None, _choice("Run the first rows only.")]
+Timeline = Annotated[str | None, file("Every interval, as parquet")]
+Perfetto = Annotated[str | None, file("The timeline, for ui.perfetto.dev")]
+Plot = Annotated[str | None, file("A picture of some events: .png, .pdf or .svg")]
+
+# Of commands that run on a device
+StoreFolder = Annotated[Path, typer.Option(metavar="STORE", help="The expert store; see pack.")]
+Device = Annotated[str, _choice("cpu: experts are read from disk into memory.")]
+Threads = Annotated[int, _choice("Threads that compute.")]
+LinkLimit = Annotated[
+    str | None, _choice("Slow the link down to so many bytes a second, such as 200MB/s.")
+]
+Verify = Annotated[bool, typer.Option("--verify", help="Check every block against its hash.")]

@@ -1,0 +1,70 @@
+"""What a device is: the protocol that the executor drives, and that cpu, cuda and unified fit.
+
+A device has a pool of fixed slots of one block each, allocated once, and two streams. The *link*
+copies blocks from the store into slots; *compute* works on slots. Each runs one operation at a
+time, in a thread or on hardware of its own. An operation is handed over with a callback, its
+*event* in the words of such streams: the stream calls it when the operation has ended, and by the
+time it returns may have been given the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from hw.batch import Work
+
+Done = Callable[[int, BaseException | None], None]
+"""``(end_ns, failure)``, called from the stream's own thread, once for every operation."""
+
+
+class Copy(NamedTuple):
+    """Blocks [first, first + len(slots)) of an expert, each into the slot named for it."""
+
+    row: int  # of its layer, counted among MoE layers
+    expert: int
+    first: int
+    slots: Sequence[int]
+
+
+class Piece(NamedTuple):
+    """Blocks [first, first + len(slots)) of one task, which lie in these slots, to be computed."""
+
+    work: Work
+    first: int
+    slots: Sequence[int]
+
+
+class Device(Protocol):
+    """A block pool, a link stream, a compute stream and a clock."""
+
+    @property
+    def name(self) -> str:
+        """``cpu``, ``cuda`` or ``unified``."""
+
+    def describe(self) -> dict[str, Any]:
+        """How it works here, safe for JSON: what a run's settings say of the device."""
+
+    def clock(self) -> int:
+        """Nanoseconds of a monotonic clock; the streams' ``end_ns`` are of the same one."""
+
+    def copy(self, request: Copy, done: Done) -> None:
+        """Begin a copy on the idle link stream."""
+
+    def compute(self, piece: Piece, done: Done) -> None:
+        """Begin a computation on the idle compute stream: adds to ``piece.work.sums``."""
+
+    def combine(self, works: Sequence[Work], rows: int) -> Any:
+        """The experts' outputs summed with the router's weights: [rows, d_model] float32.
+
+        By ascending expert id, so that the result depends on no policy. Waits for its result.
+        """
+
+    def check(self) -> None:
+        """Raise DeviceError if a stream is dead, so that nobody waits for it for ever."""
+
+    def synchronise(self) -> None:
+        """Return when both streams are idle."""
+
+    def close(self) -> None:
+        """Stop the streams after what they are at, and free the pool; more than once is fine."""

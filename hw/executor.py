@@ -1,0 +1,206 @@
+"""Executor: drives the EventScheduler with the real streams of a device.
+
+Whichever stream has finished something tells the scheduler, asks it what comes next, and begins
+that, all under one lock and from the stream's own thread: no third thread stands between the end of
+a load and the beginning of the next, and prefetching goes on while a model computes its attention.
+The caller only hands over an event and waits until it is done.
+
+Intervals begin when an operation is handed to its stream and end when it has ended there, so the
+time that the handing over takes is in them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from crisp.driver import Driver
+from crisp.event import EventScheduler
+from crisp.model import ModelSpec
+from crisp.tasks import Task
+from crisp.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
+from crisp.workload import Step
+from hw.batch import Work
+from hw.device import Copy, Device, Piece
+from hw.slots import Slots
+
+_UNKNOWN = -1  # a timeline's alone_ns: what it would have taken alone was not measured
+_PATIENCE = 1.0  # seconds between looks at whether the streams are alive
+
+
+class Executor:
+    """A device at work on one event after the other."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        scheduler: EventScheduler,
+        device: Device,
+        slots: Slots,
+        recorder: Recorder,
+        watch: Callable[[EventScheduler], None] | None = None,
+    ) -> None:
+        """slots: as many as the device's pool has. watch: shown the scheduler whenever an event is
+        over, before anything else begins.
+        """
+        self._driver, self._scheduler = Driver(scheduler), scheduler
+        self._device, self._slots, self._watch = device, slots, watch
+        self._recorder, self._log = recorder, StepLog()
+        self._layers, self._experts = spec.moe_layers, spec.n_experts
+        self._works: Mapping[int, Work] = {}
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._failure: BaseException | None = None
+        self._load_since = self._piece_since = 0
+        self._step = -1
+        self._free_since = 0
+        self._zero = device.clock()
+
+    @property
+    def log(self) -> StepLog:
+        """When each step ended."""
+        return self._log
+
+    def preload(self) -> None:
+        """Load what is resident from the start, before the clock starts."""
+        for entry, blocks in enumerate(self._scheduler.store.resident):
+            if blocks:
+                row, expert = divmod(entry, self._experts)
+                taken = self._slots.preload(entry, blocks)
+                self._over.clear()
+                self._device.copy(Copy(row, expert, 0, taken), self._preloaded)
+                self._wait()
+        self._zero = self._device.clock()
+
+    def residents(self, layer: int) -> list[int]:
+        """Blocks of each expert of a layer that are resident now."""
+        start = self._layers.index(layer) * self._experts
+        return self._scheduler.store.resident[start : start + self._experts]
+
+    def end_step(self, step: Step | None) -> None:
+        """A forward pass has ended and the next one begins; None: it is the first."""
+        with self._lock:
+            self._step += 1
+            if step is not None:
+                now = self._now()
+                self._log.add(step, now)
+                self._flush(now, always=False)
+
+    def event(
+        self, layer: int, tasks: list[Task], guess: Iterable[int], works: Mapping[int, Work], n: int
+    ) -> Any:
+        """Execute an event whose layer's attention and router are done.
+
+        works: what each task computes, by expert. Returns the outputs of its ``n`` rows, summed
+        with the router's weights: [n, d_model] float32. Raises what a stream failed with.
+        """
+        self._over.clear()
+        with self._lock:
+            started = self._now()
+            self._scheduler.start(layer, tasks, guess)
+            self._slots.begin(tasks, self._driver.load)
+            self._works = works
+            self._add(self._scheduler.event, layer, LAYER, -1, 0, 0, self._free_since, started)
+            if self._scheduler.done:  # every width is 0: nothing to do
+                self._end_event(started)
+            self._issue()
+        self._wait()
+        return self._device.combine([works[expert] for expert in sorted(works)], n)
+
+    def finish(self) -> int:
+        """Wait for what is in flight, hand on the last rows; the run's time in ns."""
+        with self._lock:
+            now = self._now()
+            self._flush(now, always=True)
+            self._failure = _Finished()  # a prefetch that still arrives starts nothing
+        self._device.synchronise()
+        return now
+
+    def _wait(self) -> None:
+        while not self._over.wait(_PATIENCE):
+            self._device.check()
+        if self._failure is not None:
+            raise self._failure
+
+    def _issue(self) -> None:
+        """Let each free stream begin what comes next; the lock is held."""
+        if self._failure is not None:
+            return
+        load = self._driver.next_load()
+        if load is not None:
+            slots = self._slots.take(load)
+            self._load_since = self._now()
+            self._device.copy(Copy(load.row, load.expert, load.first, slots), self._loaded)
+        task = self._driver.next_task()
+        if task is not None:
+            slots = self._slots.of(task, task.ended, task.started)
+            self._piece_since = self._now()
+            piece = Piece(self._works[task.expert], task.ended, slots)
+            self._device.compute(piece, self._computed)
+
+    def _loaded(self, end: int, failure: BaseException | None) -> None:
+        """The link's callback."""
+        with self._lock:
+            if self._fails(failure):
+                return
+            load = self._driver.loaded()
+            self._slots.landed(load)
+            event, kind = (-1, PREFETCH) if load.prefetch else (self._scheduler.event, LOAD)
+            self._add(event, self._layers[load.row], kind, load.expert, load.first, load.blocks,
+                      self._load_since, end - self._zero)  # fmt: skip
+            self._issue()
+
+    def _computed(self, end: int, failure: BaseException | None) -> None:
+        """The compute stream's callback."""
+        with self._lock:
+            if self._fails(failure):
+                return
+            task = self._driver.task
+            assert task is not None
+            first, last = task.ended, task.started
+            self._slots.used(task, first, last)
+            self._driver.computed()
+            scheduler = self._scheduler
+            end -= self._zero
+            self._add(scheduler.event, self._layers[task.entry // self._experts], COMPUTE,
+                      task.expert, first, last - first, self._piece_since, end)  # fmt: skip
+            if scheduler.done:
+                self._end_event(end)
+            self._issue()
+
+    def _end_event(self, now: int) -> None:
+        if self._watch is not None:
+            self._watch(self._scheduler)
+        self._free_since = now
+        self._over.set()
+
+    def _preloaded(self, end: int, failure: BaseException | None) -> None:
+        self._failure = failure
+        self._over.set()
+
+    def _fails(self, failure: BaseException | None) -> bool:
+        """Whether there is nothing to go on with; the caller is told why."""
+        self._failure = self._failure or failure
+        if self._failure is not None:
+            self._over.set()
+        return self._failure is not None
+
+    def _add(
+        self, event: int, layer: int, kind: int, expert: int, first: int, blocks: int,
+        start: int, end: int,
+    ) -> None:  # fmt: skip
+        landed = self._scheduler.store.landed
+        self._recorder.add((self._step, event, layer, kind, expert, first, blocks,
+                            start, end, _UNKNOWN, landed))  # fmt: skip
+
+    def _flush(self, now: int, always: bool) -> None:
+        since = self._load_since if self._driver.load is not None else None
+        self._recorder.flush(now, since, always)
+
+    def _now(self) -> int:
+        return self._device.clock() - self._zero
+
+
+class _Finished(Exception):
+    """The run is over; not an error."""

@@ -1,0 +1,195 @@
+"""The executor against the simulator, on streams that take random times."""
+
+from __future__ import annotations
+
+import random
+import threading
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crisp.case import Case, Conditions
+from crisp.driver import relive
+from crisp.fitting import fit
+from crisp.model import ModelSpec
+from crisp.policy import Budget, named
+from crisp.profile import Profile
+from crisp.sinks import Everything
+from crisp.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, Recorder
+from crisp.trace import Header, RoutingTrace
+from crisp.workload import union
+from hw.batch import Work
+from hw.executor import Executor
+from hw.slots import Slots, slots_needed
+from sim.hardware import profile as hardware
+from sim.simulate import simulate
+from tests.hw.fakes import FakeDevice
+
+LAYERS, EXPERTS, K = 3, 8, 2
+SPEC = ModelSpec.named("mixtral-8x7b").first_layers(LAYERS)
+
+
+def trace(tokens: int, seed: int) -> RoutingTrace:
+    draw = np.random.default_rng(seed)
+    skew = np.linspace(0, 0.8, EXPERTS)
+
+    def routed() -> Any:
+        scores = draw.random((tokens, LAYERS, EXPERTS)) + skew
+        return scores.argsort(axis=2)[..., :K].astype(np.int16)
+
+    real = routed()
+    wrong = draw.random((tokens, LAYERS, 1)) < 0.3
+    guess = np.where(wrong, routed(), real)
+    guess[:, 0] = -1
+    return RoutingTrace(
+        experts=real, guess=guess,
+        sequence=np.zeros(tokens, np.int32), position=np.arange(tokens, dtype=np.int32),
+        phase=np.ones(tokens, np.uint8),
+        header=Header(n_experts=EXPERTS, top_k=K, ordered=True, origin="synthetic"),
+    )  # fmt: skip
+
+
+def case(seed: int, tokens: int = 12) -> Case:
+    """A random policy without prefetch, budget and granularity."""
+    draw = random.Random(seed)
+    made = trace(tokens, seed)
+    counted = trace(50, seed + 1000)
+    name = draw.choice(["fo", "lru", "up", "crisp"])
+    unit, scope = draw.choice(["expert", "block"]), draw.choice(["layer", "global"])
+    cache = draw.choice([None, "lfu", "static"])
+    policy = named(name, unit=unit, scope=scope, cache=cache)
+    budget = Budget.parse(draw.choice(["1%", "5%", "10%", "20%", "35%", "50%", "100%"]))
+    conditions = Conditions(granularity=draw.choice(["expert", "block"]), batch=draw.choice([1, 3]))
+    return Case(made, fit(SPEC, made), policy, budget, Profile.from_trace(counted), conditions, "x")
+
+
+def execute(one: Case, device_seed: int) -> tuple[Any, list[list[int]], list[Any], FakeDevice]:
+    """(timeline, residency after each event, outputs, device) of a run on the fake device."""
+    scheduler, workload, everything = one.scheduler(None), one.workload(), Everything()
+    recorder = Recorder([everything], one.conditions.by_block)
+    needed = slots_needed(one.spec, one.capacity(), scheduler.ahead is not None)
+    slots, states, outputs = Slots(one.spec, needed), [], []
+    with closing(FakeDevice(needed, device_seed)) as device:
+        executor = Executor(
+            one.spec, scheduler, device, slots, recorder,
+            watch=lambda scheduler: states.append(list(scheduler.store.resident)),
+        )  # fmt: skip
+        executor.preload()
+        step = None
+        for event in workload.events(one.steps()):
+            if event.step is not step:
+                executor.end_step(step)
+                step = event.step
+            assert event.experts is not None
+            tasks = union(event.experts, workload.widths(event, executor.residents))
+            row = one.spec.moe_layers.index(event.layer)
+            one_row = np.zeros(1, np.int64)
+            works = {
+                t.expert: Work(t.expert, one_row, np.array([t.width]), np.ones(1, np.float32), row)
+                for t in tasks
+            }
+            outputs.append(executor.event(event.layer, tasks, event.guess, works, 1))
+            if scheduler.ahead is None:
+                assert slots.resident() == states[-1]
+                assert slots.free == needed - sum(states[-1])
+        executor.end_step(step)
+        executor.finish()
+    return everything.rows, states, outputs, device
+
+
+def simulated(one: Case) -> tuple[Any, list[list[int]]]:
+    everything, states = Everything(), []
+    simulate(
+        one, hardware("rtx4090-pcie4"), sinks=[everything],
+        watch=lambda scheduler: states.append(list(scheduler.store.resident)),
+    )  # fmt: skip
+    return everything.rows, states
+
+
+def of_kind(rows: Any, kind: int) -> list[list[int]]:
+    return rows[rows[:, KIND] == kind][:, [EVENT, LAYER_ID, EXPERT, FIRST, BLOCKS]].tolist()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_same_decisions_as_in_simulation(seed: int) -> None:
+    """Whatever times the streams take: loads and their order, and residency after every event."""
+    one = case(seed)
+    rows, states, _, _ = execute(one, seed)
+    expected_rows, expected_states = simulated(one)
+    assert of_kind(rows, LOAD) == of_kind(expected_rows, LOAD)
+    assert sorted(of_kind(rows, COMPUTE)) == sorted(of_kind(expected_rows, COMPUTE))
+    assert states == expected_states
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_prefetching_run_can_be_lived_through_again(seed: int) -> None:
+    """Its timeline, fed to a fresh scheduler, gives every load, piece and residency once more."""
+    draw = random.Random(seed)
+    one = case(seed)
+    policy = named("mo", unit=draw.choice(["expert", "block"]),
+                   prefetch=draw.choice(["guess", "previous"]))  # fmt: skip
+    one = Case(one.trace, one.spec, policy, one.budget, one.profile, one.conditions, "x")
+    rows, states, _, device = execute(one, seed)
+    scheduler, workload = one.scheduler(None), one.workload()
+
+    def residents(layer: int) -> list[int]:
+        start = one.spec.moe_layers.index(layer) * EXPERTS
+        return scheduler.store.resident[start : start + EXPERTS]
+
+    def events() -> Any:
+        for event in workload.events(one.steps()):
+            yield event.layer, workload.tasks(event, residents), event.guess
+
+    loads, again = [], []
+    for load, _ in relive(
+        scheduler, events(), rows, lambda scheduler: again.append(list(scheduler.store.resident))
+    ):
+        if load is not None:
+            loads.append((load.row, load.expert, load.first, load.blocks))
+    copies = [(c.row, c.expert, c.first, len(c.slots)) for c in device.copies]
+    assert len(copies) - len(loads) in (0, 1)  # one that arrived after the end
+    assert loads[: len(copies)] == copies[: len(loads)]
+    assert again == states
+    assert scheduler.blocks_loaded == sum(len(c.slots) for c in device.copies)
+
+
+def test_every_task_computes_its_blocks_once_and_in_order() -> None:
+    for seed in range(10):
+        one = case(seed)
+        _, _, outputs, _ = execute(one, seed)
+        asked = [
+            sorted((t.expert, list(range(t.width))) for t in workload_tasks)
+            for workload_tasks in all_tasks(one)
+        ]
+        assert outputs == asked
+
+
+def all_tasks(one: Case) -> list[Any]:
+    workload = one.workload()
+    return [workload.tasks(event, lambda _: []) for event in workload.events(one.steps())]
+
+
+def test_a_failing_copy_ends_the_run_and_nothing_hangs() -> None:
+    one = case(1)
+    scheduler, workload = one.scheduler(None), one.workload()
+    needed = slots_needed(one.spec, one.capacity(), True)
+    with closing(FakeDevice(needed)) as device:
+        device.fail_at = 2
+        executor = Executor(
+            one.spec, scheduler, device, Slots(one.spec, needed), Recorder([], False)
+        )
+        with pytest.raises(OSError, match="the disk is gone"):
+            for event in workload.events(one.steps()):
+                tasks = workload.tasks(event, executor.residents)
+                row = one.spec.moe_layers.index(event.layer)
+                works = {
+                    t.expert: Work(
+                        t.expert, np.zeros(1, np.int64), np.array([t.width]),
+                        np.ones(1, np.float32), row,
+                    )
+                    for t in tasks
+                }  # fmt: skip
+                executor.event(event.layer, tasks, event.guess, works, 1)
+    assert not [t for t in threading.enumerate() if "_serve" in t.name]

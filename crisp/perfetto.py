@@ -7,8 +7,8 @@ written as they come, so memory does not grow with the length of a run.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -39,47 +39,52 @@ _NAMES = {LINK_TRACK: "link", COMPUTE_TRACK: "compute"}
 
 
 class PerfettoSink:
-    """Turns rows into trace events; `close` ends the file."""
+    """Turns rows into trace events of one process; `close` ends what it writes."""
 
     def __init__(
-        self, write: Callable[[str], object], title: str, block_bytes: int, power: Power | None
+        self,
+        write: Callable[[str], object],
+        title: str,
+        block_bytes: int,
+        power: Power | None,
+        process: int = 1,
     ) -> None:
         """title: of the whole; block_bytes: of one block; power: None leaves out its counter."""
         self._write = write
+        self._process = process
         self._block_bytes = block_bytes
         self._power = None if power is None else PowerCounter(power)
         self._resident = -1
-        names = [_meta("process_name", 0, {"name": title})]
+        names = [_meta("process_name", process, 0, {"name": title})]
         for track, name in _NAMES.items():
-            names.append(_meta("thread_name", track, {"name": name}))
-            names.append(_meta("thread_sort_index", track, {"sort_index": track}))
-        write('{"displayTimeUnit":"ns","traceEvents":[\n')
+            names.append(_meta("thread_name", process, track, {"name": name}))
+            names.append(_meta("thread_sort_index", process, track, {"sort_index": track}))
         write(",\n".join(json.dumps(name) for name in names))
 
     def write(self, rows: Rows) -> None:
         """The next rows."""
-        lines = []
+        lines, process = [], self._process
         for row in rows.tolist():
             kind = row[KIND]
             track = LINK_TRACK if kind in (LOAD, PREFETCH) else COMPUTE_TRACK
             lines.append(
-                f'{{"ph":"B","pid":1,"tid":{track},"ts":{stamp(row[START])},"cat":"{KINDS[kind]}",'
-                f'"name":"{_name(row)}","args":{{"step":{row[STEP]},"event":{row[EVENT]}}}}}'
+                f'{{"ph":"B","pid":{process},"tid":{track},"ts":{stamp(row[START])},'
+                f'"cat":"{KINDS[kind]}","name":"{_name(row)}",'
+                f'"args":{{"step":{row[STEP]},"event":{row[EVENT]}}}}}'
             )
-            lines.append(f'{{"ph":"E","pid":1,"tid":{track},"ts":{stamp(row[END])}}}')
+            lines.append(f'{{"ph":"E","pid":{process},"tid":{track},"ts":{stamp(row[END])}}}')
             if row[RESIDENT] != self._resident:
                 self._resident = row[RESIDENT]
                 n_bytes = self._resident * self._block_bytes
-                lines.append(counter("resident bytes", row[END], n_bytes))
+                lines.append(counter("resident bytes", row[END], n_bytes, process))
         if self._power is not None:
             lines += self._power.add(rows)
         self._put(lines)
 
     def close(self) -> None:
-        """Write what was held back, and the end of the file."""
+        """Write what was held back."""
         if self._power is not None:
             self._put(self._power.rest())
-        self._write("\n]}\n")
 
     def _put(self, lines: list[str]) -> None:
         if lines:
@@ -140,15 +145,39 @@ def perfetto(
     target: Path | IO[str], title: str, block_bytes: int, power: Power | None
 ) -> Iterator[PerfettoSink]:
     """A sink that streams into a file, which appears when the block ends, or into a stream."""
-    if not isinstance(target, Path):
-        sink = PerfettoSink(target.write, title, block_bytes, power)
+    with _written(target) as write:
+        sink = PerfettoSink(write, title, block_bytes, power)
         yield sink
         sink.close()
-        return
-    with atomic(target) as temporary, temporary.open("w", encoding="utf-8") as file:
-        sink = PerfettoSink(file.write, title, block_bytes, power)
-        yield sink
-        sink.close()
+
+
+@contextmanager
+def side_by_side(
+    target: Path | IO[str], titles: Sequence[str], block_bytes: int
+) -> Iterator[list[PerfettoSink]]:
+    """Sinks of several timelines in one file, each a process of its own; without power."""
+    with _written(target) as write:
+        sinks: list[PerfettoSink] = []
+        for process, title in enumerate(titles, 1):
+            write(",\n" if sinks else "")
+            sinks.append(PerfettoSink(write, title, block_bytes, None, process))
+        yield sinks
+        for sink in sinks:
+            sink.close()
+
+
+@contextmanager
+def _written(target: Path | IO[str]) -> Iterator[Callable[[str], object]]:
+    """What surrounds the events, in a file or a stream."""
+    with ExitStack() as stack:
+        file = target
+        if isinstance(file, Path):
+            temporary = stack.enter_context(atomic(file))
+            file = stack.enter_context(temporary.open("w", encoding="utf-8"))
+        write = file.write
+        write('{"displayTimeUnit":"ns","traceEvents":[\n')
+        yield write
+        write("\n]}\n")
 
 
 def stamp(ns: int) -> str:
@@ -163,13 +192,14 @@ def stamp(ns: int) -> str:
     return f"{ns // 1000}.{ns % 1000:03d}1"
 
 
-def counter(name: str, ns: int, value: float) -> str:
+def counter(name: str, ns: int, value: float, process: int = 1) -> str:
     """One value of a counter."""
-    return f'{{"ph":"C","pid":1,"name":"{name}","ts":{stamp(ns)},"args":{{"value":{value!r}}}}}'
+    head = f'{{"ph":"C","pid":{process},"name":"{name}","ts":{stamp(ns)}'
+    return f'{head},"args":{{"value":{value!r}}}}}'
 
 
-def _meta(name: str, track: int, args: dict[str, object]) -> dict[str, object]:
-    return {"name": name, "ph": "M", "pid": 1, "tid": track, "args": args}
+def _meta(name: str, process: int, track: int, args: dict[str, object]) -> dict[str, object]:
+    return {"name": name, "ph": "M", "pid": process, "tid": track, "args": args}
 
 
 def _name(row: list[int]) -> str:

@@ -8,7 +8,7 @@ router returned, and decide what is computed.
 
 from crisp.adapter.experts import Experts, execute
 from crisp.adapter.layout import Handler, Layout, MoeLayer, handling, layout, need
-from crisp.adapter.record import Recorder, Routing, ranked, recording
+from crisp.adapter.record import Recorder, Routing, looking_ahead, ranked, recording
 from crisp.adapter.widths import Attached, Tally, attach
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "execute",
     "handling",
     "layout",
+    "looking_ahead",
     "need",
     "ranked",
     "recording",

@@ -120,7 +120,7 @@ def handling(found: Layout, handler: Handler) -> Iterator[None]:
     """
     with ExitStack() as undo:
         for which, layer in enumerate(found.layers):
-            undo.callback(_restore, layer.experts, layer.experts.__dict__.get("forward"))
+            undo.callback(restore, layer.experts, layer.experts.__dict__.get("forward"))
             layer.experts.forward = _standing_in(which, layer.experts.forward, handler)
         yield
 
@@ -132,7 +132,8 @@ def _standing_in(which: int, forward: Callable[..., Any], handler: Handler) -> C
     return stand_in
 
 
-def _restore(module: Any, forward: Callable[..., Any] | None) -> None:
+def restore(module: Any, forward: Callable[..., Any] | None) -> None:
+    """Take away the forward put on a module; there was ``forward`` before, or none."""
     del module.forward
     if forward is not None:
         module.forward = forward

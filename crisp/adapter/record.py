@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crisp.adapter.layout import Layout, handling, layout, need
+from crisp.adapter.layout import Layout, MoeLayer, handling, layout, need, restore
 from crisp.errors import CrispError
 
 
@@ -54,30 +54,15 @@ class Recorder:
         self.layout = found
         self._real: dict[int, tuple[Any, Any]] = {}
         self._ahead: dict[int, tuple[Any, Any]] = {}
-        self._guessing = False
 
     def experts(self, which: int, hidden: Any, index: Any, weights: Any, run: Any) -> Any:
         """The Handler: remember what the router chose, then compute as if nobody had looked."""
-        seen = self._ahead if self._guessing else self._real
-        if which in seen:
-            name = self.layout.layers[which].name
-            raise CrispError(f"{name}: ran twice in one forward pass; once was expected")
-        seen[which] = (index.detach().clone(), weights.detach().clone())
-        return hidden.new_zeros(hidden.shape) if self._guessing else run()
+        self._note(self._real, which, index, weights)
+        return run()
 
-    def guess(self, which: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Ask the router of MoE layer ``which`` about the input of the MoE block before it.
-
-        The block runs on copies, with experts that return zeros, and with the hooks inside it
-        silenced: those of transformers would otherwise take its router logits for real ones.
-        """
-        block = self.layout.layers[which].block
-        self._guessing = True
-        try:
-            with need("torch").no_grad(), _silenced(block):
-                block.forward(*map(_copy, args), **{k: _copy(v) for k, v in kwargs.items()})
-        finally:
-            self._guessing = False
+    def guess(self, which: int, index: Any, weights: Any) -> None:
+        """What the router said about the input of the MoE block before; see `looking_ahead`."""
+        self._note(self._ahead, which, index, weights)
 
     def take(self) -> Routing:
         """The routing since the last call, on the host."""
@@ -88,6 +73,12 @@ class Recorder:
         guess, _ = self._dense(self._ahead, experts.shape[2])
         self._real, self._ahead = {}, {}
         return Routing(experts, weights, guess)
+
+    def _note(self, seen: dict[int, tuple[Any, Any]], which: int, index: Any, weights: Any) -> None:
+        if which in seen:
+            name = self.layout.layers[which].name
+            raise CrispError(f"{name}: ran twice in one forward pass; once was expected")
+        seen[which] = (index.detach().clone(), weights.detach().clone())
 
     def _dense(
         self, seen: dict[int, tuple[Any, Any]], k: int = 0
@@ -103,6 +94,54 @@ class Recorder:
             experts[:, layer.index, : ids.shape[1]] = ids
             weights[:, layer.index, : ids.shape[1]] = w
         return experts, weights
+
+
+@contextmanager
+def looking_ahead(found: Layout, heard: Callable[[int, Any, Any], None]) -> Iterator[None]:
+    """Let every router but the first be asked about the input of the MoE block before its own.
+
+    When that block is about to run, ``heard(which, top_k_index, top_k_weights)`` is told the answer
+    of the router of MoE layer ``which``.
+    """
+    with ExitStack() as undo:
+        for which, layer in enumerate(found.layers[:-1], start=1):
+
+            def ahead(_: Any, args: Any, kwargs: Any, which: int = which) -> None:
+                heard(which, *_ask(found.layers[which], args, kwargs))
+
+            hook = layer.block.register_forward_pre_hook(ahead, with_kwargs=True)
+            undo.callback(hook.remove)
+        yield
+
+
+class _Answer(Exception):
+    """A router has decided; not an error."""
+
+    def __init__(self, index: Any, weights: Any) -> None:
+        super().__init__()
+        self.index, self.weights = index, weights
+
+
+def _ask(layer: MoeLayer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """What the router of ``layer`` says about an input of its block: (index, weights).
+
+    The block runs on copies, as far as its experts, and with the hooks inside it silenced: those of
+    transformers would otherwise take its router logits for real ones.
+    """
+
+    def answered(_: Any, index: Any, weights: Any) -> None:
+        raise _Answer(index, weights)
+
+    forward, block = layer.experts.__dict__.get("forward"), layer.block
+    layer.experts.forward = answered
+    try:
+        with need("torch").no_grad(), _silenced(block):
+            block.forward(*map(_copy, args), **{k: _copy(v) for k, v in kwargs.items()})
+    except _Answer as answer:
+        return answer.index, answer.weights
+    finally:
+        restore(layer.experts, forward)
+    raise CrispError(f"{layer.name}: its block does not call its experts; not understood")
 
 
 def _copy(value: Any) -> Any:
@@ -134,12 +173,8 @@ def recording(model: Any) -> Iterator[Recorder]:
     if model.training:
         raise CrispError(f"{type(model).__name__}: is in training mode; call model.eval() first")
     recorder = Recorder(layout(model))
-    with handling(recorder.layout, recorder.experts), ExitStack() as undo:
-        for which, layer in enumerate(recorder.layout.layers[:-1], start=1):
-
-            def ahead(_: Any, args: Any, kwargs: Any, which: int = which) -> None:
-                recorder.guess(which, args, kwargs)
-
-            hook = layer.block.register_forward_pre_hook(ahead, with_kwargs=True)
-            undo.callback(hook.remove)
+    with (
+        handling(recorder.layout, recorder.experts),
+        looking_ahead(recorder.layout, recorder.guess),
+    ):
         yield recorder

@@ -9,11 +9,15 @@ from typer.core import TyperGroup
 
 import crisp
 from crisp.cli import trace
+from crisp.cli.calibrate import calibrate
 from crisp.cli.capture import capture
+from crisp.cli.compare import compare
 from crisp.cli.demo import demo
 from crisp.cli.evaluate import evaluate
 from crisp.cli.explain import explain
+from crisp.cli.pack import pack
 from crisp.cli.prepare import prepare, refresh
+from crisp.cli.replay import replay
 from crisp.cli.simulate import simulate
 from crisp.errors import nearest
 
@@ -40,6 +44,10 @@ app.command()(explain)
 app.command()(prepare)
 app.command()(refresh)
 app.command("eval")(evaluate)
+app.command()(pack)
+app.command()(replay)
+app.command()(calibrate)
+app.command()(compare)
 app.add_typer(trace.app, name="trace", cls=Group, short_help="Traces: look, import, capture.")
 trace.app.command()(capture)
 

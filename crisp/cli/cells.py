@@ -56,7 +56,8 @@ class Cell:
 
     source: Source
     spec: ModelSpec  # cut to the trace's layers
-    hardware: HardwareProfile
+    machine: str  # in a few words
+    hardware: HardwareProfile | None  # None: it is measured
     policy: Policy
     budget: Budget
     conditions: Conditions
@@ -124,6 +125,7 @@ def run_cell(
     progress: Callable[[int], None] | None = None,
 ) -> Run:
     """Simulate one cell here."""
+    assert cell.hardware is not None
     return simulate(cell.case(routing), cell.hardware, sinks=sinks, progress=progress)
 
 

@@ -61,3 +61,9 @@ LinkLimit = Annotated[
     str | None, _choice("Slow the link down to so many bytes a second, such as 200MB/s.")
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Check every block against its hash.")]
+ModelledEnergy = Annotated[
+    bool,
+    typer.Option(
+        "--modelled-energy", help="Joules from --hardware's power figures, instead of a meter."
+    ),
+]

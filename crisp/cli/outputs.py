@@ -65,7 +65,8 @@ class Outputs:
                 sinks.append(stack.enter_context(parquet(_binary(self.timeline))))
             if self.perfetto is not None:
                 target = sys.stdout if self.perfetto == STDOUT else Path(self.perfetto)
-                power, size = cell.hardware.power, cell.spec.block_bytes
+                power = None if cell.hardware is None else cell.hardware.power
+                size = cell.spec.block_bytes
                 sinks.append(stack.enter_context(perfetto(target, title, size, power)))
             window = None
             if self.plot is not None:
@@ -100,7 +101,7 @@ def _title(cell: Cell) -> str:
     """The conditions of a run in a line."""
     spec, conditions = cell.spec, cell.conditions
     return (
-        f"{cell.policy.name} at {cell.budget.text} on {cell.hardware.name}; "
+        f"{cell.policy.name} at {cell.budget.text} on {cell.machine}; "
         f"{counted(spec.n_layers, 'layer')} of {spec.name} in {float(spec.bits):g} bits, "
         f"batch {conditions.batch}, granularity {conditions.granularity}"
     )

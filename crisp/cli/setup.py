@@ -28,13 +28,22 @@ class Setup:
     routing: Routing
     whole: ModelSpec  # all layers of the model
     spec: ModelSpec  # the trace's layers
-    hardware: HardwareProfile
+    machine: str  # what it runs on, in a few words
+    hardware: HardwareProfile | None  # None: no simulated one, and none was asked for
     conditions: Conditions
 
     def cell(self, policy: Policy, budget: Budget) -> Cell:
         """One run of the table; CrispError for a budget that does not fit the model."""
         budget.capacity(self.spec, policy.cache)
-        return Cell(self.source, self.spec, self.hardware, policy, budget, self.conditions)
+        return Cell(
+            self.source,
+            self.spec,
+            self.machine,
+            self.hardware,
+            policy,
+            budget,
+            self.conditions,
+        )
 
     def rows(self) -> int:
         """Rows that are simulated; CrispError if there are none."""
@@ -59,7 +68,7 @@ class Setup:
             "profile": self.routing.how.removeprefix("profile: "),
             "model": f"{spec.name}, {layers}; experts in {float(spec.bits):g} bits, "
             f"{show_bytes(spec.expert_bytes)} each, {show_bytes(spec.routed_bytes)} in all",
-            "hardware": self.hardware.name,
+            "hardware": self.machine,
             "run": f"phase {conditions.phase}, batch {conditions.batch}, "
             f"granularity {conditions.granularity}",
         }
@@ -74,7 +83,8 @@ def prepare(
     trace: str,
     *,
     model: str | None,
-    hardware: str,
+    hardware: str | None,
+    machine: str | None = None,
     conditions: Conditions,
     profile: str | None = None,
     metadata: Path | None = None,
@@ -83,7 +93,10 @@ def prepare(
     top_k: int | None = None,
     layers: int | None = None,
 ) -> Setup:
-    """Open and check all that a table needs; CrispError for anything that does not fit."""
+    """Open and check all that a table needs; CrispError for anything that does not fit.
+
+    hardware: a profile by name or file; machine: what runs instead, in a few words.
+    """
     path = resolve(trace)
     if profile is not None and metadata is not None:
         raise CrispError("--profile and --metadata: both give counts of combinations; give one")
@@ -94,7 +107,8 @@ def prepare(
         None if metadata is None else metadata.absolute(),
         layers,
     )
-    machine = hardware_profile(hardware)
+    simulated = None if hardware is None else hardware_profile(hardware)
+    machine = machine or (simulated.name if simulated else "unknown")
     spec = None if model is None else ModelSpec.named(model)
     stored = None if bits is None else exact(bits, "--bits")
     routing = open_source(source)
@@ -111,7 +125,7 @@ def prepare(
     if source.profile is not None and routing.counted is not None:
         check_profile(source, routing.counted, spec, fitted, top_k)
     name = trace if str(path) != trace else path.name
-    setup = Setup(name, source, routing, spec, fitted, machine, conditions)
+    setup = Setup(name, source, routing, spec, fitted, machine, simulated, conditions)
     setup.rows()
     return setup
 

@@ -111,7 +111,7 @@ def notes(setup: Setup, runs: Sequence[Run]) -> list[str]:
                     heads.append(column.header)
     lines += [f"{', '.join(heads)} {DASH}: {reason}" for reason, heads in missing.items()]
     if any(run.metrics["energy_j_per_token"] is not None for run in runs):
-        lines.append(f"J/token: modelled, from the power states of {setup.hardware.name}")
+        lines.append(f"J/token: {_joules(runs)}")
     lines += [line for rule in _NOTES if (line := rule(setup, runs))]
     return [part for line in lines for part in wrap(line, _WIDTH, subsequent_indent=" " * 8)]
 
@@ -132,7 +132,7 @@ def held(asked: str, setup: Setup, policy: dict[str, Any]) -> tuple[int, int, in
 
 def _budgets(setup: Setup, runs: Sequence[Run]) -> list[str]:
     """What is left of each budget, which is floored to whole units."""
-    if setup.hardware.loads_from == "mapped":
+    if _is_mapped(setup):
         return []
     lines = {}
     for run in runs:
@@ -199,15 +199,25 @@ def _global_lru(setup: Setup, runs: Sequence[Run]) -> str | None:
     return None
 
 
+def _is_mapped(setup: Setup) -> bool:
+    return setup.hardware is not None and setup.hardware.loads_from == "mapped"
+
+
+def _joules(runs: Sequence[Run]) -> str:
+    """Where a table's joules come from: of all its runs the same."""
+    origin = next(run.provenance["energy"] for run in runs if run.provenance["energy"])
+    return f"{origin['method'].partition(':')[0]}, from {origin['source']}"
+
+
 def _mapped(setup: Setup, runs: Sequence[Run]) -> str | None:
-    if setup.hardware.loads_from != "mapped":
+    if not _is_mapped(setup):
         return None
-    return f"{setup.hardware.name} computes experts where they lie: no loads, no budget"
+    return f"{setup.machine} computes experts where they lie: no loads, no budget"
 
 
 def _static(setup: Setup, runs: Sequence[Run]) -> str | None:
     for run in runs:
-        if run.metrics["initial_bytes"] and setup.hardware.loads_from != "mapped":
+        if run.metrics["initial_bytes"] and not _is_mapped(setup):
             return "static: what it holds from the start is loaded before the run and not timed"
     return None
 

@@ -32,7 +32,7 @@ class Skeleton:
         self._decoders = list(model.get_submodule(self._stack[:-1]))
         self._empty: dict[str, Any] = dict(model.state_dict())  # name -> meta tensor
         self._conversion = Conversion(model, checkpoint)
-        _make_buffers(model)
+        make_buffers(model)
         base = f"{model.base_model_prefix}." if model.base_model is not model else ""
         inside = (name for name in self._empty if name.startswith(base))
         self._load([n for n in inside if not n.startswith(self._stack) and not self._map(n)])
@@ -47,7 +47,7 @@ class Skeleton:
             yield
         finally:
             for name in names:
-                self._set(name, self._empty[name])
+                place(self.model, name, self._empty[name])
 
     def run(self, index: int, ids: Any, below: Any) -> Any:
         """What decoder layer ``index``, held, makes of windows: [windows, length, d].
@@ -74,7 +74,7 @@ class Skeleton:
 
     def _load(self, names: list[str]) -> None:
         for name, tensor in self._conversion.tensors(set(names)):
-            self._set(name, tensor)
+            place(self.model, name, tensor)
 
     def _map(self, name: str) -> bool:
         """Leave a table of embeddings on disk, in its own type; what is looked up is float32."""
@@ -84,17 +84,9 @@ class Skeleton:
         table = self._conversion.mapped(name)
         if table is None:
             return False
-        self._set(name, table)
+        place(self.model, name, table)
         module.register_forward_hook(lambda *seen: seen[-1].float())
         return True
-
-    def _set(self, name: str, tensor: Any) -> None:
-        path, _, leaf = name.rpartition(".")
-        module = self.model.get_submodule(path)
-        if leaf in module._buffers:
-            module._buffers[leaf] = tensor
-        else:
-            module._parameters[leaf] = need("torch.nn").Parameter(tensor, requires_grad=False)
 
 
 class _Done(Exception):
@@ -109,8 +101,21 @@ def _stop(_: Any, __: Any, output: Any) -> None:
     raise _Done(output)
 
 
-def _make_buffers(model: Any) -> None:
-    """Compute what no checkpoint holds, such as the frequencies of rotary positions."""
+def place(model: Any, name: str, tensor: Any) -> None:
+    """Make ``tensor`` the parameter or buffer of that name."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    if leaf in module._buffers:
+        module._buffers[leaf] = tensor
+    else:
+        module._parameters[leaf] = need("torch.nn").Parameter(tensor, requires_grad=False)
+
+
+def make_buffers(model: Any) -> None:
+    """Compute what no checkpoint holds, such as the frequencies of rotary positions.
+
+    To be called before the first weight is placed: what is in memory would be drawn anew.
+    """
     torch = need("torch")
     for name, buffer in list(model.named_non_persistent_buffers()):
         path, _, leaf = name.rpartition(".")

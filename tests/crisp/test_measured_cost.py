@@ -107,6 +107,7 @@ def test_a_piece_is_bilinear_in_blocks_and_mean_rows(tmp_path: Path) -> None:
     # one row of both blocks and one of the first: 192 neurons of 128, one and a half rows
     assert costs.compute(0, 2, 192) == 185
     assert costs.compute(3, 4, 8) == 100  # the short block is one row of 8 neurons
+    assert costs.compute(0, 1, 32) == 100  # half a row is computed like a whole one
     assert costs.compute(0, 4, 200 * 7) == 520  # 30 a row beyond 4 rows
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from crisp.hardware import Power
-from crisp.perfetto import COMPUTE_TRACK, LINK_TRACK, perfetto, stamp
+from crisp.perfetto import COMPUTE_TRACK, LINK_TRACK, perfetto, side_by_side, stamp
 from crisp.timeline import COMPUTE, END, KIND, LAYER, LOAD, PREFETCH, START, Rows
 
 POWER = Power(idle=1.0, link=20.0, compute=300.0, both=4000.5)
@@ -125,3 +125,17 @@ def test_a_file_is_complete_when_the_block_ends(tmp_path: Path) -> None:
         sink.write(np.array([row(LOAD, 0, 9)]))
         assert not (tmp_path / "t.json").exists()
     assert json.loads((tmp_path / "t.json").read_text())["displayTimeUnit"] == "ns"
+
+
+def test_timelines_side_by_side_are_processes() -> None:
+    out = StringIO()
+    with side_by_side(out, ["one", "other"], 4096) as sinks:
+        for sink, start in zip(sinks, (3, 5), strict=True):
+            sink.write(np.array([row(LOAD, start, start + 4, resident=2)]))
+    events = json.loads(out.getvalue())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e.get("name") == "process_name"}
+    assert names == {1: "one", 2: "other"}
+    assert [(e["pid"], in_ns(e)) for e in events if e["ph"] == "B"] == [(1, 3), (2, 5)]
+    assert [(e["pid"], in_ns(e)) for e in events if e["ph"] == "E"] == [(1, 7), (2, 9)]
+    resident = [(e["pid"], e["args"]["value"]) for e in events if e["ph"] == "C"]
+    assert resident == [(1, 8192), (2, 8192)]

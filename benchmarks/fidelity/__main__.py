@@ -1,0 +1,47 @@
+"""Lays simulation beside measurement, cell by cell: docs/fidelity.md and fidelity.json.
+
+Run it with `make fidelity`. It needs about 4 GB of disk and a quiet machine for a quarter of an
+hour: nothing is discarded, so what else runs then is in the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from matrix import GEOMETRIES, MODES, measure_all
+from page import page
+
+from crisp.errors import CrispError
+from crisp.files import atomic
+
+
+def main() -> int:
+    """Measure, and write both files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=12, help="of a run")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=45, help="of each calibration")
+    parser.add_argument("--stores", type=Path, help="a folder to keep the stores in")
+    parser.add_argument("--out", type=Path, default=Path("docs/fidelity.md"))
+    asked = parser.parse_args()
+    try:
+        with tempfile.TemporaryDirectory(dir=asked.stores or Path()) as folder:
+            content = measure_all(
+                Path(folder), asked.tokens, asked.repeats, asked.seconds, MODES, GEOMETRIES
+            )
+    except CrispError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    with atomic(asked.out.with_suffix(".json")) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    with atomic(asked.out) as temporary:
+        temporary.write_text(page(content), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

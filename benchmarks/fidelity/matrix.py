@@ -1,0 +1,296 @@
+"""The cells, what is simulated and what is measured of each, and the plain reads in between."""
+
+from __future__ import annotations
+
+import datetime
+import mmap
+import os
+import platform
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from crisp.case import Case, Conditions
+from crisp.driver import relive
+from crisp.fitting import fit
+from crisp.hardware import HardwareProfile
+from crisp.model import PAGE, ModelSpec
+from crisp.policy import Budget, named
+from crisp.profile import Profile
+from crisp.sinks import Everything
+from crisp.tasks import Task
+from crisp.timeline import (
+    BLOCKS,
+    COMPUTE,
+    END,
+    EVENT,
+    EXPERT,
+    FIRST,
+    KIND,
+    LAYER_ID,
+    LOAD,
+    PREFETCH,
+    Rows,
+)
+from crisp.trace import RoutingTrace
+from crisp.trace.bundled import bundled
+from crisp.workload import split
+from hw.calibrate import calibrated
+from hw.options import Options
+from hw.packing import pack_synthetic
+from hw.replay import replay
+from hw.store import Store
+from sim.simulate import simulate
+
+POLICIES = ("fo", "lru", "mo", "crisp")
+BUDGETS = ("10%", "30%", "50%")
+METRICS = ("hits", "partial_hits", "blocks_loaded", "bytes_loaded", "tokens", "link_busy",
+           "compute_busy", "layer_ms_per_token", "total_ns")  # fmt: skip
+GRANULARITIES = {"fo": ("block",), "lru": ("block", "expert"), "mo": ("block",),
+                 "crisp": ("block", "expert")}  # fmt: skip
+MODES = {"paced": 300_000_000, "free": None}  # bytes a second of the link
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A model's sizes, and a trace whose routing fits them."""
+
+    name: str
+    trace: str
+    config: dict[str, Any]
+
+
+GEOMETRIES = (
+    Geometry(
+        "8 experts, top-2, 22 MB each",
+        "tiny-mixtral-docs",
+        {
+            "model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 3584,
+            "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 8,
+            "num_local_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16",
+        },
+    ),
+    Geometry(
+        "32 experts, top-4, 17 MB each",
+        "tiny-deepseek-docs",
+        {
+            "model_type": "deepseek", "hidden_size": 2048, "intermediate_size": 2048,
+            "moe_intermediate_size": 1408, "num_hidden_layers": 5, "first_k_dense_replace": 1,
+            "num_attention_heads": 16, "num_key_value_heads": 16, "n_routed_experts": 32,
+            "n_shared_experts": 0, "num_experts_per_tok": 4, "dtype": "bfloat16",
+        },
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of the matrix."""
+
+    geometry: Geometry
+    policy: str
+    budget: str
+    granularity: str
+
+    def case(self, store: Store, tokens: int) -> Case:
+        """What is run."""
+        counted, rest, how = split(RoutingTrace.load(bundled()[self.geometry.trace]))
+        return Case(
+            rest,
+            fit(store.spec, rest),
+            named(self.policy),
+            Budget.parse(self.budget),
+            Profile.from_trace(counted),
+            Conditions(self.granularity, limit=tokens),
+            how,
+        )
+
+
+def cells(geometry: Geometry) -> list[Cell]:
+    """Of one geometry."""
+    return [
+        Cell(geometry, policy, budget, granularity)
+        for policy in POLICIES
+        for budget in BUDGETS
+        for granularity in GRANULARITIES[policy]
+    ]
+
+
+def measure_all(
+    folder: Path,
+    tokens: int,
+    repeats: int,
+    seconds: float,
+    modes: dict[str, int | None],
+    geometries: Sequence[Geometry],
+) -> dict[str, Any]:
+    """Everything of the page: conditions, and a record of each run that was made."""
+    runs, simulated = [], []
+    for number, geometry in enumerate(geometries):
+        path = folder / f"store-{number}"
+        _say(f"{geometry.name}: packing random weights")
+        store = pack_synthetic(ModelSpec.from_config(geometry.config, geometry.name), path)
+        for mode, limit in modes.items():
+            options = Options(link_limit=limit)
+            _say(f"{geometry.name}, {mode}: calibrating")
+            toml = folder / f"{mode}-{number}.toml"
+            toml.write_text(calibrated(store, options, seconds), encoding="utf-8")
+            profile = HardwareProfile.load(toml)
+            expected = {}
+            for cell in cells(geometry):
+                expected[cell] = _simulate(cell.case(store, tokens), profile)
+                simulated.append(_named(cell, mode) | expected[cell].facts)
+            draw = random.Random(0)
+            for repeat in range(repeats):
+                for cell in draw.sample(list(expected), len(expected)):
+                    runs.append(
+                        _named(cell, mode)
+                        | {"repeat": repeat}
+                        | _measure(cell.case(store, tokens), store, options, expected[cell])
+                    )
+                    _say(f"{mode} {cell.policy} {cell.budget} {cell.granularity}: "
+                         f"{runs[-1]['ms_per_token']:.1f} ms, simulated "
+                         f"{expected[cell].facts['ms_per_token']:.1f}")  # fmt: skip
+    return {
+        "conditions": {
+            "date": datetime.date.today().isoformat(),
+            "processor": platform.processor() or platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "kernel": platform.release(),
+            "tokens": tokens,
+            "repeats": repeats,
+            "calibration_s": seconds,
+            "paced_bytes_per_s": modes.get("paced"),
+        },
+        "simulated": simulated,
+        "runs": runs,
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """A simulated cell."""
+
+    facts: dict[str, Any]
+    rows: Rows
+    states: list[list[int]]
+
+
+def _simulate(case: Case, profile: HardwareProfile) -> Expected:
+    sink, states = Everything(), list[list[int]]()
+    run = simulate(
+        case, profile, sinks=[sink],
+        watch=lambda scheduler: states.append(list(scheduler.store.resident)),
+    )  # fmt: skip
+    return Expected(_facts(run.metrics), sink.rows, states)
+
+
+def _measure(case: Case, store: Store, options: Options, expected: Expected) -> dict[str, Any]:
+    sink, states = Everything(), list[list[int]]()
+    blocks = 1 if case.conditions.by_block else case.spec.n_blocks
+    before = _probe(store, blocks)
+    run = replay(
+        case, store, options, sinks=[sink],
+        watch=lambda scheduler: states.append(list(scheduler.store.resident)),
+    )  # fmt: skip
+    after = _probe(store, blocks)
+    if case.policy.prefetch.name == "none":
+        same = _loads(sink.rows) == _loads(expected.rows) and states == expected.states
+    else:
+        same = _relived(case, sink.rows, states)
+    return _facts(run.metrics) | {
+        "raw_gb_per_s": [round(before, 4), round(after, 4)],
+        "same_decisions": same,
+        "event_errors": _errors(sink.rows, expected.rows),
+    }
+
+
+def _facts(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {name: metrics[name] for name in METRICS} | {
+        "ms_per_token": metrics["total_ns"] / metrics["tokens"] / 1e6
+    }
+
+
+def _named(cell: Cell, mode: str) -> dict[str, Any]:
+    return {
+        "mode": mode,
+        "geometry": cell.geometry.name,
+        "policy": cell.policy,
+        "budget": cell.budget,
+        "granularity": cell.granularity,
+    }
+
+
+def _loads(rows: Rows) -> list[list[int]]:
+    """What was loaded, in its order."""
+    return rows[rows[:, KIND] == LOAD][:, [EVENT, LAYER_ID, EXPERT, FIRST, BLOCKS]].tolist()
+
+
+def _relived(case: Case, rows: Rows, states: list[list[int]]) -> bool:
+    """Whether a fresh scheduler, fed what completed when, comes to the same decisions."""
+    scheduler, workload, again = case.scheduler(None), case.workload(), list[list[int]]()
+    layers, n = case.spec.moe_layers, case.spec.n_experts
+
+    def residents(layer: int) -> Sequence[int]:
+        start = layers.index(layer) * n
+        return scheduler.store.resident[start : start + n]
+
+    def events() -> Iterator[tuple[int, list[Task], Iterable[int]]]:
+        for event in workload.events(case.steps()):
+            if event.experts is not None:
+                yield event.layer, workload.tasks(event, residents), event.guess
+
+    loads = []
+    for load, _ in relive(
+        scheduler, events(), rows, lambda seen: again.append(list(seen.store.resident))
+    ):
+        if load is not None:
+            loads.append((layers[load.row], load.expert, load.first, load.blocks))
+    on_link = rows[(rows[:, KIND] == LOAD) | (rows[:, KIND] == PREFETCH)]
+    landed = [tuple(row) for row in on_link[:, [LAYER_ID, EXPERT, FIRST, BLOCKS]].tolist()]
+    return loads[: len(landed)] == landed and again == states
+
+
+def _errors(measured: Rows, simulated: Rows) -> list[float]:
+    """Of the times of events, relative: the 5, 50 and 95 % quantiles."""
+    own, other = _events(measured), _events(simulated)
+    return [round(float(q), 4) for q in np.percentile(own / other - 1, (5, 50, 95))]
+
+
+def _events(rows: Rows) -> npt.NDArray[np.float64]:
+    """From the end of one event to the end of the next, in ns."""
+    ends = rows[rows[:, KIND] == COMPUTE]
+    last = np.zeros(int(ends[:, EVENT].max()) + 1)
+    np.maximum.at(last, ends[:, EVENT], ends[:, END])
+    return np.diff(last, prepend=0.0)
+
+
+def _probe(store: Store, blocks: int, total: int = 128_000_000) -> float:
+    """Plain O_DIRECT reads of so many blocks at random places: GB/s."""
+    size = blocks * store.spec.block_bytes
+    buffer = mmap.mmap(-1, size)
+    draw = random.Random(0)
+    path = store.files[draw.randrange(len(store.files))]
+    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        spans = (path.stat().st_size - PAGE) // size
+        places = [PAGE + size * draw.randrange(spans) for _ in range(max(4, total // size))]
+        begin = time.perf_counter()
+        for place in places:
+            done = 0
+            while done < size:
+                done += os.preadv(file, [memoryview(buffer)[done:]], place + done)
+        return len(places) * size / (time.perf_counter() - begin) / 1e9
+    finally:
+        os.close(file)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,55 @@
+"""``crisp calibrate``: measure a device, as a hardware profile that simulations can use."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from crisp.cli import flags
+
+
+def calibrate(
+    store: flags.StoreFolder,
+    out: Annotated[str, typer.Option(metavar="FILE", help="The profile to write: x.toml.")],
+    device: flags.Device = "cpu",
+    threads: flags.Threads = 1,
+    link_limit: flags.LinkLimit = None,
+    seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 60,
+) -> None:
+    """Measure loads and computations on a device, as a hardware profile to simulate with."""
+    from contextlib import closing
+
+    from crisp.cli.progress import progress_share
+    from crisp.cli.targets import check_outputs
+    from crisp.files import atomic
+    from crisp.units import parse_bytes
+    from hw.calibrate import activations, check_seconds, pool_slots
+    from hw.calibrate import calibrate as measure
+    from hw.host_time import host_times
+    from hw.options import Options
+    from hw.store import Store
+
+    check_outputs({"--out": out}, [("--store", store)], stdout=False)
+    check_seconds(seconds)
+    limit = (
+        None if link_limit is None else parse_bytes(link_limit.removesuffix("/s"), "--link-limit")
+    )
+    options = Options(device, threads=threads, link_limit=limit)
+    opened = Store.open(store)
+    with progress_share("measuring") as update:
+        layer = host_times(opened, options)
+        with closing(options.open(opened, pool_slots(opened))) as bench:
+            done = measure(
+                bench, opened, layer, activations(opened), seconds=seconds, progress=update
+            )
+    with atomic(out) as temporary:
+        temporary.write_text(done.toml(), encoding="utf-8")
+    slow = done.tables.slow_load, done.tables.slow_compute
+    size, ns = done.tables.load.at[-1], done.tables.load.ns[-1]
+    print(
+        f"{out}: an expert of {opened.spec.name} loads in {float(ns) / 1e6:.3g} ms "
+        f"({float(size / ns):.3g} GB/s) and computes in "
+        f"{float(done.tables.compute.ns[-1][0]) / 1e6:.3g} ms; beside the other stream they take "
+        f"{float(slow[0]):.3g} and {float(slow[1]):.3g} times as long"
+    )

@@ -1,0 +1,85 @@
+"""``crisp pack``: a model's experts as blocks on disk, which runs on real hardware read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from crisp.model import ModelSpec
+
+_MODEL = "A folder with a transformers checkpoint, prepared or not."
+_SYNTHETIC = "Random weights instead: of a built-in model's geometry, or a config.json's."
+
+
+def pack(
+    out: Annotated[Path, typer.Option(help="A new folder for the store.")],
+    model: Annotated[Path | None, typer.Argument(help=_MODEL, show_default=False)] = None,
+    synthetic: Annotated[str | None, typer.Option(metavar="SPEC", help=_SYNTHETIC)] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bf16, fp16 or fp32.  [default: as published]")
+    ] = None,
+    block: Annotated[
+        int | None,
+        typer.Option(help="Neurons of a block.  [default: as prepared, else an eighth of d_ff]"),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="With --synthetic: the first layers only.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="With --synthetic: of the weights.")] = None,
+) -> None:
+    """Write a model's routed experts as a store."""
+    from crisp.cli.progress import progress_share
+    from crisp.cli.words import counted
+    from crisp.errors import CrispError
+    from crisp.units import show_bytes
+    from hw.packing import pack as pack_checkpoint
+    from hw.packing import pack_synthetic
+
+    if (model is None) == (synthetic is None):
+        found = "neither" if model is None else "both"
+        raise CrispError(f"MODEL, --synthetic: {found} given; one of them was expected")
+    for option, given in (("--layers", layers), ("--seed", seed)):
+        if model is not None and given is not None:
+            raise CrispError(f"{option} {given}: goes with --synthetic, not with a model")
+    with progress_share("packing") as update:
+
+        def progress(done: int, total: int) -> None:
+            update(done / total)
+
+        if model is not None:
+            store = pack_checkpoint(model, out, dtype=dtype, block=block, progress=progress)
+        else:
+            assert synthetic is not None
+            spec, activation = _geometry(synthetic)
+            spec = spec.first_layers(spec.n_layers if layers is None else layers)
+            store = pack_synthetic(
+                spec.with_(block=block), out, dtype=dtype, activation=activation,
+                seed=seed or 0, progress=progress,
+            )  # fmt: skip
+    spec, size = store.spec, show_bytes(store.spec.routed_bytes)
+    weights = "random weights" if store.origin == "synthetic" else "weights"
+    lines = {
+        "experts": f"{spec.n_experts:,} in each of {counted(len(spec.moe_layers), 'MoE layer')}, "
+        f"{show_bytes(spec.expert_bytes)} each",
+        "blocks": f"{spec.n_blocks} an expert, of {spec.block:,} neurons and "
+        f"{spec.block_bytes:,} bytes",
+    }
+    typer.echo(f"{out}: {spec.name}, {size} of {weights} in {store.dtype}")
+    typer.echo("\n".join(f"{key:<10}{text}" for key, text in lines.items()))
+
+
+def _geometry(name: str) -> tuple[ModelSpec, str]:
+    """A built-in model or that of a config.json, and its experts' activation."""
+    from crisp.builtin import CONFIGS
+    from crisp.model import ModelSpec
+    from hw.packing import activation_of
+
+    spec, path = ModelSpec.named(name), Path(name)
+    if name in CONFIGS:
+        return spec, activation_of(CONFIGS[name], name)
+    path = path / "config.json" if path.is_dir() else path
+    return spec, activation_of(json.loads(path.read_bytes()), str(path))

@@ -1,0 +1,124 @@
+"""``crisp replay``: run a trace's routing with real loads and computations."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from crisp.cli import flags
+
+
+def replay(
+    trace: flags.Trace,
+    store: flags.StoreFolder,
+    policy: Annotated[str, typer.Option(help=f"fo, lru, mo, up or crisp. {flags.LISTS}")],
+    budget: Annotated[
+        str, typer.Option(help="Memory for routed experts: 10%, .1 or 4GB. A list gives a table.")
+    ],
+    device: flags.Device = "cpu",
+    threads: flags.Threads = 1,
+    link_limit: flags.LinkLimit = None,
+    verify: flags.Verify = False,
+    hardware: Annotated[
+        str | None, typer.Option(help="A machine's profile, for order johnson and modelled energy.")
+    ] = None,
+    modelled_energy: flags.ModelledEnergy = False,
+    profile: flags.ProfileTrace = None,
+    metadata: flags.MetadataFile = None,
+    width: flags.Width = None,
+    order: flags.Order = None,
+    cache: flags.Cache = None,
+    scope: flags.Scope = "layer",
+    unit: flags.Unit = "expert",
+    granularity: flags.Granularity = "expert",
+    prefetch: flags.Prefetch = None,
+    phase: flags.Phase = "decode",
+    batch: flags.Batch = 1,
+    chunk: flags.Chunk = 512,
+    top_k: flags.TopK = None,
+    layers: flags.Layers = None,
+    seed: flags.Seed = 0,
+    limit: flags.Limit = None,
+    json: Annotated[str | None, flags.file("The run, or the list of runs")] = None,
+    timeline: flags.Timeline = None,
+    perfetto: flags.Perfetto = None,
+    plot: flags.Plot = None,
+) -> None:
+    """Run a trace's routing on this machine, with experts loaded from a store."""
+    from crisp.case import Conditions
+    from crisp.cli.lists import split_list
+    from crisp.cli.outputs import Outputs
+    from crisp.cli.progress import progress
+    from crisp.cli.setup import prepare
+    from crisp.cli.tables import notes, table
+    from crisp.cli.targets import check_no_folder
+    from crisp.policy import Budget, named
+    from crisp.run import Run
+    from crisp.trace.bundled import resolve
+    from crisp.units import parse_bytes
+    from hw.options import Options
+    from hw.replay import replay as run
+    from hw.store import Store
+
+    policies, budgets = split_list(policy, "--policy"), split_list(budget, "--budget")
+    outputs = Outputs(json, timeline, perfetto, plot)
+    check_no_folder("--metadata", metadata)
+    inputs = [
+        ("TRACE", resolve(trace)),
+        ("--store", store),
+        ("--profile", None if profile is None else resolve(profile)),
+        ("--metadata", metadata),
+        ("--hardware", hardware),
+    ]
+    outputs.check(len(policies) * len(budgets), inputs)
+    asked = [Budget.parse(text) for text in budgets]
+    limited = None if link_limit is None else parse_bytes(link_limit, f"--link-limit {link_limit}")
+    options = Options(device, threads, limited, verify)
+    opened = Store.open(store)
+    setup = prepare(
+        trace,
+        model=str(store),
+        hardware=hardware,
+        machine=f"{options}, experts from {store}",
+        conditions=Conditions(granularity, phase, batch, chunk, seed, limit),
+        profile=profile,
+        metadata=metadata,
+        block=opened.spec.block,
+        top_k=top_k,
+        layers=layers,
+    )
+    chosen = [
+        named(
+            name,
+            width=width,
+            order=order,
+            cache=cache,
+            scope=scope,
+            unit=unit,
+            prefetch=prefetch,
+            has_guess=setup.routing.simulated.guess is not None,
+            seed=seed,
+        )
+        for name in policies
+    ]
+    cells = [setup.cell(one, share) for one in chosen for share in asked]
+    runs: list[Run] = []
+    for cell in cells:  # one after the other: they would disturb each other's times
+        with outputs.sinks(cell, setup.name) as sinks, progress("tokens", setup.rows()) as advance:
+            case = cell.case(setup.routing)
+            runs.append(
+                run(
+                    case,
+                    opened,
+                    options,
+                    hardware=setup.hardware,
+                    modelled_energy=modelled_energy,
+                    sinks=sinks,
+                    progress=advance,
+                )
+            )
+    outputs.write_runs(runs)
+    lines = [*setup.title(), "", *table(runs, phase), "", *notes(setup, runs)]
+    print("\n".join(lines), file=sys.stderr if outputs.to_stdout else sys.stdout)

@@ -1,0 +1,225 @@
+"""compare(): a simulated run beside a measured one of the same case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from crisp.errors import CrispError
+from crisp.run import Run, load
+from crisp.timeline import (
+    BLOCKS,
+    COMPUTE,
+    END,
+    EVENT,
+    EXPERT,
+    FIRST,
+    KIND,
+    KINDS,
+    LAYER,
+    LAYER_ID,
+    LOAD,
+    PREFETCH,
+    RESIDENT,
+    Rows,
+)
+
+MAY_DIFFER = ("engine", "hardware", "device", "store")  # settings: where it ran
+COUNTS = ("tasks", "hits", "partial_hits", "skipped", "blocks_loaded", "bytes_loaded")
+TIMES = (
+    "tokens_per_second", "ms_per_token_mean", "ms_per_token_p50", "ms_per_token_p95",
+    "link_busy", "compute_busy", "stall_ms_per_token",
+)  # fmt: skip
+QUANTILES = (5, 50, 95)  # percent
+_WHERE = [EVENT, LAYER_ID, EXPERT, FIRST, BLOCKS]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A metric of both runs; None: one of them does not have it."""
+
+    metric: str
+    simulated: float | None
+    measured: float | None
+
+    @property
+    def error(self) -> float | None:
+        """Simulated over measured, less 1; None where there is nothing to divide by."""
+        if self.simulated is None or not self.measured:
+            return 0.0 if self.simulated == self.measured == 0 else None
+        return self.simulated / self.measured - 1
+
+
+@dataclass(frozen=True)
+class Timelines:
+    """What the timelines say beyond the metrics. A difference is None, or the first one told.
+
+    errors: simulated over measured duration of an event, less 1, at QUANTILES. An event lasts from
+    the end of the one before, so its layer is in it.
+    """
+
+    events: int
+    errors: tuple[float, ...]
+    loads: str | None  # in the order in which they ended
+    pieces: str | None  # of each event, in whatever order
+    residents: str | None  # blocks of the budget after each event
+
+    @property
+    def identical(self) -> bool:
+        """Whether both made the same decisions."""
+        return (self.loads, self.pieces, self.residents) == (None, None, None)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs of one case."""
+
+    pairs: tuple[Pair, ...]
+    timelines: Timelines | None  # None: not given
+
+    def error(self, metric: str) -> float | None:
+        """The relative error of one metric."""
+        return next(pair.error for pair in self.pairs if pair.metric == metric)
+
+
+def compare(
+    simulated: Run, measured: Run, simulated_rows: Rows | None, measured_rows: Rows | None
+) -> Comparison:
+    """Lay a simulated run beside a measured one; timelines need both runs' rows.
+
+    Raises CrispError, naming the first setting that differs, for runs of different cases.
+    """
+    check_same_case(simulated, measured)
+    pairs = tuple(
+        Pair(name, simulated.metrics[name], measured.metrics[name]) for name in (*COUNTS, *TIMES)
+    )
+    if simulated_rows is None or measured_rows is None:
+        return Comparison(pairs, None)
+    return Comparison(pairs, _timelines(simulated_rows, measured_rows))
+
+
+def one_run(path: Path) -> Run:
+    """The run in a file that holds one; CrispError if it holds another number of them."""
+    runs = load(path)
+    if len(runs) != 1:
+        raise CrispError(f"{path}: holds {len(runs)} runs, expected one")
+    return runs[0]
+
+
+def check_same_case(simulated: Run, measured: Run) -> None:
+    """Raise CrispError unless the settings agree in all but where the runs ran."""
+    difference = _difference("", simulated.settings, measured.settings)
+    if difference is not None:
+        raise CrispError(f"the runs are not of the same case: {difference}")
+
+
+def read_rows(path: Path) -> Rows:
+    """The rows of a ``timeline.parquet``; CrispError if it is something else."""
+    import pyarrow.parquet
+
+    from crisp.sinks import schema
+
+    try:
+        with path.open("rb") as file:
+            table = pyarrow.parquet.read_table(file)
+    except OSError as error:
+        raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except pyarrow.ArrowException as error:
+        raise CrispError(f"{path}: is not a parquet file") from error
+    if table.schema.names != schema().names:
+        raise CrispError(f"{path}: is not a timeline")
+    columns = []
+    for name in table.schema.names:
+        column = table.column(name)
+        if name == "kind":
+            names = column.to_pylist()
+            columns.append(np.array([KINDS.index(kind) for kind in names], np.int64))
+        else:
+            columns.append(column.to_numpy())
+    return np.stack(columns, axis=1)
+
+
+def _difference(place: str, one: Any, other: Any) -> str | None:
+    """The first key whose values differ, and both."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return None if one == other else f"{place} is {one!r:.60} and {other!r:.60}"
+    for key in dict.fromkeys([*one, *other]):
+        if not place and key in MAY_DIFFER:
+            continue
+        inner = f"{place}.{key}" if place else key
+        found = _difference(inner, one.get(key), other.get(key))
+        if found is not None:
+            return found
+    return None
+
+
+# -- timelines -----------------------------------------------------------------------------------
+
+
+def _timelines(simulated: Rows, measured: Rows) -> Timelines:
+    ends = [_event_ends(rows) for rows in (simulated, measured)]
+    count = min(map(len, ends))
+    took = [np.diff(own[:count, END], prepend=0) for own in ends]
+    kept = took[1] > 0
+    errors: Sequence[float] = ()
+    if kept.any():
+        found = np.percentile(took[0][kept] / took[1][kept] - 1, QUANTILES)
+        errors = [float(error) for error in found]
+    return Timelines(
+        events=count,
+        errors=tuple(errors),
+        loads=_first_difference("load", _loads(simulated), _loads(measured)),
+        pieces=_first_difference("piece", _pieces(simulated), _pieces(measured)),
+        residents=_first_difference(
+            "blocks after event", *(own[:, [EVENT, RESIDENT]].tolist() for own in ends)
+        ),
+    )
+
+
+def _event_ends(rows: Rows) -> Rows:
+    """The row that ends each event, by event: of its last computation, or of its layer."""
+    own = rows[((rows[:, KIND] == COMPUTE) | (rows[:, KIND] == LAYER)) & (rows[:, EVENT] >= 0)]
+    last = np.append(own[1:, EVENT] != own[:-1, EVENT], True)[: len(own)]
+    ends: Rows = own[last]
+    return ends
+
+
+def _loads(rows: Rows) -> list[list[int]]:
+    on_link = (rows[:, KIND] == LOAD) | (rows[:, KIND] == PREFETCH)
+    return _named(rows[on_link])
+
+
+def _pieces(rows: Rows) -> list[list[int]]:
+    return sorted(_named(rows[rows[:, KIND] == COMPUTE]))
+
+
+def _named(rows: Rows) -> list[list[int]]:
+    found: npt.NDArray[np.int64] = rows[:, _WHERE]
+    return [list(row) for row in found.tolist()]
+
+
+def _first_difference(
+    what: str, simulated: list[list[int]], measured: list[list[int]]
+) -> str | None:
+    """The first of what happened in only one of the runs, or differently."""
+    for place, (one, other) in enumerate(zip_longest(simulated, measured)):
+        if one != other:
+            return f"{what} {place}: simulated {_told(one)}, measured {_told(other)}"
+    return None
+
+
+def _told(where: list[int] | None) -> str:
+    """An entry of a list, in words."""
+    if where is None:
+        return "none"
+    if len(where) == 2:
+        return f"{where[1]} (event {where[0]})"
+    event, layer, expert, first, blocks = where
+    when = "a prefetch" if event < 0 else f"event {event}"
+    return f"L{layer} E{expert} [{first},{first + blocks}) ({when})"

@@ -1,0 +1,102 @@
+"""What the cpu device computes: blocks of an expert, for the rows that asked for them.
+
+A block adds sigma(x Wg^T) * (x Wu^T) Wd to a row's sum, and sums are kept in float32, block by
+block in their order. So the result is the same to the bit whether blocks are computed one at a time
+or all at once, and wherever they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from crisp.adapter import need
+from hw.batch import Work
+from hw.cpu_kernels import GELU, GPT_OSS, SILU, kernels
+from hw.device import Piece
+from hw.store import Store
+
+_KINDS = {"silu": SILU, "gelu": GELU, "gpt_oss": GPT_OSS}
+
+
+class Arithmetic:
+    """Computes on the slots of a pool."""
+
+    def __init__(self, store: Store, pool: Any, threads: int) -> None:
+        """pool: uint8 array [slots, stride]. threads: the caller's and others'."""
+        self._torch = need("torch")
+        self._spec, self._threads = store.spec, threads
+        self._kernels, self._kind = kernels(store.dtype), _KINDS[store.activation]
+        self._pool = pool.view(np.float32 if store.dtype == "fp32" else np.uint16)
+        self._neurons = np.array(
+            [store.spec.neurons(block, block + 1) for block in range(store.spec.n_blocks)]
+        )
+        self._hidden = np.empty((1, 2, store.spec.block), np.float32)
+        self._helpers = ThreadPoolExecutor(threads - 1) if threads > 1 else None
+
+    def prepare(self) -> None:
+        """Compile, in the thread that will compute: with slot 0, whatever is in it."""
+        row = np.zeros((1, self._spec.d_model), np.float32)
+        self._run(row, [0], [1], np.array([1]), np.zeros_like(row))
+
+    def close(self) -> None:
+        """End all threads of its own, and let go of the pool."""
+        if self._helpers is not None:
+            self._helpers.shutdown()
+        self._pool = self._pool[:0]
+
+    def add(self, piece: Piece) -> None:
+        """Add the piece's blocks to its work's sums."""
+        work, first, last = piece.work, piece.first, piece.first + len(piece.slots)
+        if work.inputs is None:
+            rows = work.hidden[self._torch.from_numpy(work.rows)]
+            work.inputs = rows.detach().float().numpy()
+            work.sums = np.zeros_like(work.inputs)
+        neurons = self._neurons[first:last]
+        self._run(work.inputs, piece.slots, work.counts[first:last], neurons, work.sums)
+
+    def combine(self, works: Sequence[Work], rows: int) -> Any:
+        """Sums times weights, summed over experts by ascending id: [rows, d_model] float32."""
+        out = np.zeros((rows, self._spec.d_model), np.float32)
+        for work in sorted(works, key=lambda work: work.expert):
+            out[work.rows] += work.sums * work.weights[:, None]  # no row twice
+        return self._torch.from_numpy(out)
+
+    def _run(
+        self, x: Any, slots: Sequence[int], counts: Sequence[int], neurons: Any, out: Any
+    ) -> None:
+        if len(self._hidden) < len(x):
+            self._hidden = np.empty((len(x), 2, self._spec.block), np.float32)
+        spec, hidden = self._spec, self._hidden[: len(x)]
+        if self._helpers is None:
+            self._kernels.run(
+                x, self._pool, np.array(slots), np.array(counts), neurons,
+                spec.block, self._kind, spec.biases, hidden, out,
+            )  # fmt: skip
+            return
+        matrix = spec.block * spec.d_model
+        for slot, rows, n in zip(slots, counts, neurons.tolist(), strict=True):
+            own, pool = hidden[:rows], self._pool
+            for which in (0, 1):
+                self._share(
+                    self._kernels.project, n, (x[:rows], pool, slot, which * matrix, own, which)
+                )
+            self._kernels.activate(
+                own, pool, slot, 3 * matrix, spec.block, n, self._kind, spec.biases
+            )
+            self._share(
+                self._kernels.gather, spec.d_model, (own, pool, slot, 2 * matrix, n, out[:rows])
+            )
+
+    def _share(self, kernel: Callable[..., None], n: int, args: tuple[Any, ...]) -> None:
+        """Run a kernel over [0, n) in parts of a multiple of 16, one for each thread."""
+        assert self._helpers is not None
+        each = 16 * -(-n // (16 * self._threads))
+        parts = [(low, min(n, low + each)) for low in range(0, n, each)]
+        others = [self._helpers.submit(kernel, *args, *part) for part in parts[1:]]
+        kernel(*args, *parts[0])
+        for other in others:
+            other.result()

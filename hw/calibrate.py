@@ -1,0 +1,269 @@
+"""calibrate(): a measured hardware profile of a device, for the blocks of one store.
+
+Each stream is timed alone and while the other is kept busy, in rounds that take every size once, in
+random order, so that what drifts meanwhile touches all sizes alike.
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crisp.adapter import need
+from crisp.errors import CrispError
+from crisp.measured_cost import Curve, Geometry, Grid, Tables
+from crisp.measured_profile import to_toml
+from crisp.units import show_bytes
+from hw.batch import Work
+from hw.device import Copy, Device, Piece
+from hw.stopwatch import Chain, Operation
+from hw.store import TYPES, Store
+
+ROWS = (1, 2, 4, 16, 64, 256)
+_LEAST, _MOST, _VISIT_NS = 3, 16, 50_000_000  # operations, and their time, when a size is visited
+_POOL_BYTES = 256_000_000  # enough that the processor's caches do not hold what is computed
+_MOST_SECONDS = 3600
+_SHARE = 6  # of the time: what the first look at all sizes of a table may take
+_LONG = 30  # of the time: what one piece may take, when there are
+_FEWEST = 3  # or more numbers of rows
+
+Key = tuple[str, int, int, bool]  # stream, blocks, rows, whether the other stream is busy
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured, and where every section of it comes from."""
+
+    tables: Tables
+    sources: dict[str, str]
+
+    def toml(self) -> str:
+        """The text of a hardware profile."""
+        why = "calibration measures times, not power"
+        return to_toml("disk", why, self.tables, self.sources)
+
+
+def pool_slots(store: Store) -> int:
+    """Slots of a device that is to be calibrated: an expert or more for each stream."""
+    return 2 * max(store.spec.n_blocks, _POOL_BYTES // 2 // store.spec.block_bytes)
+
+
+def check_seconds(seconds: float) -> None:
+    """Raise CrispError unless something can be measured in so many."""
+    if not 0 < seconds <= _MOST_SECONDS:
+        raise CrispError(f"seconds {seconds:g}: must be above 0 and at most {_MOST_SECONDS}")
+
+
+def calibrate(
+    device: Device,
+    store: Store,
+    layer: Curve,
+    hidden: Callable[[int], Any],
+    *,
+    seconds: float = 60,
+    progress: Callable[[float], None] | None = None,
+) -> Calibration:
+    """Measure a device with a pool of `pool_slots`.
+
+    layer: time between two events, by rows. hidden: rows -> [rows, d_model] on the device.
+    seconds: about how long it takes, by the device's clock, but every size is visited at least
+    once. progress: told the share that is done.
+
+    Raises CrispError as `check_seconds` does, and what the device fails with.
+    """
+    check_seconds(seconds)
+    bench = _Bench(device, store, hidden)
+    begun = device.clock()
+    end = begun + int(seconds * 1e9)
+    keys = bench.keys(int(seconds * 1e9))
+    samples: dict[Key, list[int]] = {key: [] for key in keys}
+    draw = random.Random(0)
+    first = True
+    while first or device.clock() < end:
+        for key in draw.sample(keys, len(keys)):
+            if not first and device.clock() >= end:
+                break
+            samples[key] += bench.visit(key)
+            if progress is not None:
+                progress(min(1.0, (device.clock() - begun) / (end - begun)))
+        first = False
+    return _calibration(device, store, samples, layer)
+
+
+def activations(store: Store) -> Callable[[int], Any]:
+    """Random ones on the processor: rows -> [rows, d_model] in the store's type."""
+    torch = need("torch")
+    made = torch.randn(ROWS[-1], store.spec.d_model, generator=torch.Generator().manual_seed(0))
+    made = made.to(getattr(torch, TYPES[store.dtype]))
+    return lambda rows: made[:rows]
+
+
+class _Bench:
+    """A device whose slots are split between its two streams."""
+
+    def __init__(self, device: Device, store: Store, hidden: Callable[[int], Any]) -> None:
+        slots = pool_slots(store)
+        self._device, self._spec, self._hidden = device, store.spec, hidden
+        self._draw = random.Random(0)
+        self._into, self._from = range(slots // 2), range(slots // 2, slots)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Real weights in all slots that are computed with."""
+        size = self._spec.n_blocks
+        for start in range(self._from.start, self._from.stop, size):
+            slots = self._from[start - self._from.start :][:size]
+            Chain(self._device, partial(self._copy, slots), handed=False).measure(1, 1, 0)
+
+    def keys(self, budget_ns: int) -> list[Key]:
+        """What to measure, so that a first look at all of it fits in the time."""
+        for key in (("load", 1, 0, False), ("compute", 1, 1, False)):
+            self.look(key)  # the first of all is slower
+        n = self._spec.n_blocks
+        load_ns = self.look(("load", 1, 0, False))
+        sizes = _points(n, 2 * _LEAST * load_ns, budget_ns // _SHARE)
+        keys: list[Key] = [("load", size, 0, busy) for size in sizes for busy in (False, True)]
+        tried: list[int] = []
+        for rows in ROWS:
+            longer = 4 * self.look(("compute", n, tried[-1], False)) if tried else 0
+            if len(tried) >= _FEWEST and longer > budget_ns // _LONG:
+                break
+            tried.append(rows)
+        piece_ns = sum(self.look(("compute", 1, rows, False)) for rows in tried)
+        pieces = _points(n, _LEAST * piece_ns, budget_ns // _SHARE)
+        keys += [("compute", size, rows, False) for size in pieces for rows in tried]
+        # beside loads only single rows, as in decoding: what waits for memory is what is slowed
+        return keys + [("compute", size, 1, True) for size in pieces]
+
+    def look(self, key: Key) -> int:
+        """The time of one operation, in ns."""
+        return self.visit(key, 1, 1)[0]
+
+    def visit(self, key: Key, least: int = _LEAST, most: int = _MOST) -> list[int]:
+        """Times of some operations, in ns."""
+        stream, blocks, rows, busy = key
+        if stream == "load":
+            chain, other = self._loads(blocks), self._pieces(self._spec.n_blocks, 1, handed=False)
+        else:
+            chain, other = self._pieces(blocks, rows), self._loads(self._spec.n_blocks)
+        if not busy:
+            return chain.measure(least, most, _VISIT_NS)
+        with other.running():
+            return chain.measure(least, most, _VISIT_NS)
+
+    def _loads(self, blocks: int) -> Chain:
+        def make() -> Operation:
+            return self._copy(self._draw.sample(self._into, blocks))
+
+        return Chain(self._device, make, handed=False)
+
+    def _copy(self, slots: Sequence[int]) -> Operation:
+        """Of an expert that is drawn, so that no cache of the disk's has it."""
+        row = self._draw.randrange(len(self._spec.moe_layers))
+        request = Copy(row, self._draw.randrange(self._spec.n_experts), 0, slots)
+        return lambda done: self._device.copy(request, done)
+
+    def _pieces(self, blocks: int, rows: int, handed: bool = True) -> Chain:
+        hidden = self._hidden(rows)
+        every, widths = np.arange(rows), np.full(rows, blocks)
+        weights = np.full(rows, 0.5, np.float32)
+
+        def make() -> Operation:
+            work = Work(0, every, widths, weights, hidden)
+            piece = Piece(work, 0, self._draw.sample(self._from, blocks))
+            return lambda done: self._device.compute(piece, done)
+
+        return Chain(self._device, make, handed)
+
+
+def _points(n: int, one_ns: int, budget_ns: int) -> list[int]:
+    """Blocks to measure: 1 to n, if all of them fit in the time, else doubling up to n."""
+    if one_ns * n * (n + 1) // 2 <= budget_ns:
+        return list(range(1, n + 1))
+    return [*(2**i for i in range(n.bit_length()) if 2**i < n), n]
+
+
+def _calibration(
+    device: Device, store: Store, samples: dict[Key, list[int]], layer: Curve
+) -> Calibration:
+    """Medians of the samples as tables."""
+    spec = store.spec
+    medians = {key: Fraction(int(np.median(times))) for key, times in samples.items()}
+    sizes = sorted({key[1] for key in samples if key[0] == "load"})
+    pieces = sorted({key[1] for key in samples if key[0] == "compute"})
+    rows = sorted({key[2] for key in samples if key[0] == "compute"})
+    own: dict[str, list[list[int]]] = {}  # samples of each table
+    for (stream, _, _, busy), times in samples.items():
+        own.setdefault("busy" if busy else stream, []).append(times)
+    spreads = {name: round(_spread(own[name]), 4) for name in ("load", "compute", "busy")}
+    tables = Tables(
+        geometry=Geometry.of(spec),
+        load=Curve(
+            tuple(size * spec.block_bytes for size in sizes),
+            tuple(medians["load", size, 0, False] for size in sizes),
+        ),
+        compute=Grid(
+            tuple(pieces),
+            tuple(rows),
+            tuple(tuple(medians["compute", n, row, False] for row in rows) for n in pieces),
+        ),
+        layer=layer,
+        slow_load=_slower(medians, "load"),
+        slow_compute=_slower(medians, "compute"),
+        spreads=tuple(spreads.items()),
+    )
+    where = f"crisp calibrate on {_processor()}, {datetime.date.today().isoformat()}"
+    how = ", ".join(f"{key} {value}" for key, value in device.describe().items() if value)
+    what = f"{spec.name} in {store.dtype}, {show_bytes(spec.block_bytes)} a block"
+    told = {
+        name: f"measured: {where}; {how}; {what}; median of {min(map(len, lists))} to "
+        f"{max(map(len, lists))} samples, interquartile range {_percent(spreads[name])} of it"
+        for name, lists in own.items()
+    }
+    return Calibration(
+        tables,
+        {
+            "geometry": f"the store: {what}",
+            "load": f"{told['load']}; back to back, of random experts",
+            "compute": f"{told['compute']}; each handed over when the one before had ended",
+            "layer": f"measured: {where}; median time between two events, everything resident",
+            "busy": f"{told['busy']}; beside whole experts back to back, computing single rows",
+        },
+    )
+
+
+def _slower(medians: dict[Key, Fraction], stream: str) -> Fraction:
+    """Time while the other stream is busy over time alone, all sizes together; at least 1."""
+    busy = [key for key in medians if key[0] == stream and key[3]]
+    alone = sum(medians[*key[:3], False] for key in busy)
+    beside = sum(medians[key] for key in busy)
+    return max(Fraction(1), round(Fraction(beside) / alone, 4))
+
+
+def _spread(lists: list[list[int]]) -> float:
+    """Interquartile range over median: the median over the sizes."""
+    quartiles = [np.percentile(times, (25, 50, 75)) for times in lists]
+    return float(np.median([(high - low) / middle for low, middle, high in quartiles]))
+
+
+def _percent(spread: float) -> str:
+    return f"{100 * spread:.2g} %"
+
+
+def _processor() -> str:
+    """The processor's name, as well as it can be had."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

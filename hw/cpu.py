@@ -1,0 +1,203 @@
+"""The cpu device: experts on disk, cached in memory, computed by the processor.
+
+One thread reads from the disk into the slots, another computes on them. Both leave Python's lock
+alone while they work, and hand over to each other without a third.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from crisp.adapter import need
+from crisp.errors import CrispError
+from hw.arithmetic import Arithmetic
+from hw.batch import Work
+from hw.device import Copy, Done, Piece
+from hw.errors import DeviceError
+from hw.memory import check_available
+from hw.reading import Files, Pace
+from hw.store import Store
+
+_PATIENCE = 1.0  # seconds between looks at whether a thread is alive
+
+
+class Stream:
+    """A thread that does one operation after the other, and calls back after each."""
+
+    def __init__(self, name: str, clock: Callable[[], int]) -> None:
+        self._clock, self._name = clock, name
+        self._queue: SimpleQueue[tuple[Callable[[], None], Done] | None] = SimpleQueue()
+        self._broken: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name=f"crisp-{name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, operation: Callable[[], None], done: Done) -> None:
+        """Begin an operation; the callback may submit the next."""
+        self._queue.put((operation, done))
+
+    def run(self, operation: Callable[[], None]) -> None:
+        """Do something in the stream's thread, when it is idle, and wait for it."""
+        over, failures = threading.Event(), list[BaseException]()
+
+        def done(_: int, failure: BaseException | None) -> None:
+            failures.extend([failure] if failure else [])
+            over.set()
+
+        self.submit(operation, done)
+        while not over.wait(_PATIENCE):
+            self.check()
+        if failures:
+            raise failures[0]
+
+    def check(self) -> None:
+        """Raise DeviceError if the thread is dead."""
+        if not self._thread.is_alive():
+            why = f": {self._broken!r}" if self._broken else ""
+            raise DeviceError(f"the {self._name} thread has ended{why}") from self._broken
+
+    def close(self) -> None:
+        """End the thread after what it is at; what was submitted after that is never done."""
+        self._queue.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _serve(self) -> None:
+        try:
+            while (item := self._queue.get()) is not None:
+                operation, done = item
+                failure: BaseException | None = None
+                try:
+                    operation()
+                except BaseException as error:
+                    failure = error
+                done(self._clock(), failure)
+        except BaseException as error:  # a callback failed: nobody can be told but by `check`
+            self._broken = error
+
+
+class CpuDevice:
+    """See `hw.device.Device`."""
+
+    name = "cpu"
+
+    def __init__(
+        self,
+        store: Store,
+        slots: int,
+        *,
+        threads: int = 1,
+        link_limit: int | None = None,
+        verify: bool = False,
+    ) -> None:
+        """threads: that compute. link_limit: bytes a second; None: as fast as it goes. verify:
+        every block that is read against its hash.
+
+        Raises CrispError if memory or threads are too few, or a file cannot be read.
+        """
+        self._store, self._threads, self._limit, self._verify = store, threads, link_limit, verify
+        self._stride = store.spec.block_bytes
+        self._hashes: dict[int, Any] = {}
+        size = slots * self._stride
+        check_available(size, f"a pool of {slots:,} blocks")
+        self._files = Files(store)
+        try:
+            try:
+                memory = mmap.mmap(-1, size)
+            except OSError as error:
+                raise CrispError(f"a pool of {slots:,} blocks: {error.strerror}") from error
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages for the disk to be told of
+            self._places = memoryview(memory)
+            self.pool: Any = np.frombuffer(memory, np.uint8).reshape(slots, self._stride)
+            self.pool[:, :: mmap.PAGESIZE] = 0  # all of it is there from now on
+            self._files.choose_size(self._places)
+            self._arithmetic = Arithmetic(store, self.pool, threads)
+        except BaseException:
+            self._files.close()
+            raise
+        self._pace = None if link_limit is None else Pace(link_limit, self.clock)
+        self._link = Stream("reading", self.clock)
+        self._compute = Stream("compute", self.clock)
+        try:
+            self._compute.run(self._arithmetic.prepare)
+        except BaseException:
+            self.close()
+            raise
+
+    def describe(self) -> dict[str, Any]:
+        """How it works here, safe for JSON."""
+        return {
+            "name": self.name,
+            "threads": self._threads,
+            "read_bytes": self._files.read_bytes,
+            "direct": self._files.direct,
+            "why_not_direct": self._files.why_not_direct,
+            "link_limit": self._limit,
+            "verify": self._verify,
+        }
+
+    def clock(self) -> int:
+        """Nanoseconds, monotonic."""
+        return time.monotonic_ns()
+
+    def copy(self, request: Copy, done: Done) -> None:
+        """Read blocks from the disk."""
+        start = self.clock()
+        self._link.submit(lambda: self._read(request, start), done)
+
+    def compute(self, piece: Piece, done: Done) -> None:
+        """Compute blocks of a task."""
+        self._compute.submit(lambda: self._arithmetic.add(piece), done)
+
+    def combine(self, works: Sequence[Work], rows: int) -> Any:
+        """The experts' outputs summed: [rows, d_model] float32."""
+        return self._arithmetic.combine(works, rows)
+
+    def check(self) -> None:
+        """Raise DeviceError if a thread is dead."""
+        self._link.check()
+        self._compute.check()
+
+    def synchronise(self) -> None:
+        """Return when both threads are idle."""
+        self._link.run(lambda: None)
+        self._compute.run(lambda: None)
+
+    def close(self) -> None:
+        """End both threads after what they are at, close the files, let go of the pool."""
+        self._link.close()
+        self._compute.close()
+        self._files.close()
+        self._arithmetic.close()
+        self.pool = None
+        self._places = memoryview(b"")
+
+    def _read(self, request: Copy, start: int) -> None:
+        row, expert, first, slots = request
+        stride = self._stride
+        places = [self._places[slot * stride : (slot + 1) * stride] for slot in slots]
+        self._files.read(row, expert, first, places)
+        if self._verify:
+            self._check_blocks(request, places)
+        if self._pace is not None:
+            self._pace.wait(start, len(slots) * stride)
+
+    def _check_blocks(self, request: Copy, places: Sequence[memoryview]) -> None:
+        row, expert, first, _ = request
+        if row not in self._hashes:
+            self._hashes[row] = self._store.hashes(row)
+        digest = need("xxhash").xxh3_64_intdigest
+        for block, place in enumerate(places, first):
+            if digest(place) != int(self._hashes[row][expert, block]):
+                layer = self._store.spec.moe_layers[row]
+                raise DeviceError(
+                    f"{self._store.files[row]}: block {block} of expert {expert}, layer {layer}, "
+                    "is not what was written (its hash differs)"
+                )

@@ -1,0 +1,39 @@
+"""The bytes of a store that are no weights: names, headers, and how a number is stored."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from crisp.model import PAGE, ModelSpec
+
+VERSION = 1
+HASHES = "hashes.safetensors"
+DTYPES = {"bf16": 16, "fp16": 16, "fp32": 32}  # what weights may be stored as, and its bits
+
+
+def file_name(layer: int) -> str:
+    """The file of a decoder layer."""
+    return f"layer-{layer:03}.safetensors"
+
+
+def table_name(layer: int) -> str:
+    """The tensor with the hashes of a decoder layer's blocks."""
+    return f"layer.{layer}"
+
+
+def header(spec: ModelSpec, layer: int, table: str) -> bytes:
+    """The first bytes of a layer's file, up to its weights. table: sha256 of its blocks' hashes.
+
+    The format allows no gaps between tensors, but spaces behind its header: with them the weights
+    begin at a multiple of 4096 bytes.
+    """
+    shape, size = [spec.n_blocks, spec.block_bytes], spec.expert_bytes
+    content: dict[str, Any] = {"__metadata__": {"layer": str(layer), "hashes_sha256": table}}
+    for e in range(spec.n_experts):
+        place = [e * size, (e + 1) * size]
+        content[f"expert.{e}"] = {"dtype": "U8", "shape": shape, "data_offsets": place}
+    text = json.dumps(content, separators=(",", ":")).encode()
+    length = PAGE * math.ceil((8 + len(text)) / PAGE) - 8
+    return length.to_bytes(8, "little") + text.ljust(length)

@@ -1,0 +1,161 @@
+"""Writing a store: a folder that appears when it is whole; if it fails, nothing is left behind."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save
+
+from crisp.adapter import need
+from crisp.errors import CrispError
+from crisp.model import STORE_INDEX, ModelSpec
+from crisp.prepare.streaming import writing
+from crisp.prepare.work import refuse_taken
+from crisp.units import show_bytes
+from hw.pack_format import HASHES, VERSION, file_name, header, table_name
+
+SYNC = 1 << 26  # bytes after which they are sent to the disk and leave the page cache
+_OWN = re.compile(rf"layer-\d+\.safetensors|{re.escape(HASHES)}|{re.escape(STORE_INDEX)}")
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Writer:
+    """The folder of a store in the making."""
+
+    def __init__(self, folder: Path, spec: ModelSpec) -> None:
+        self._folder, self._spec = folder, spec
+        self._files: list[dict[str, Any]] = []
+        self._tables: dict[str, npt.NDArray[np.uint64]] = {}
+
+    def layer(self, layer: int, blocks: Iterable[Bytes]) -> None:
+        """Write the file of a decoder layer.
+
+        blocks: [stride] each, every expert's, expert after expert; one is done with when the next
+        is asked for.
+        """
+        spec, hashed = self._spec, need("xxhash").xxh3_64_intdigest
+        table = np.zeros((spec.n_experts, spec.n_blocks), np.uint64)
+        start = len(header(spec, layer, _digest(table)))
+        size = start + spec.n_experts * spec.expert_bytes
+        path = self._folder / file_name(layer)
+        with writing(path) as file:
+            os.posix_fallocate(file, 0, size)  # a full disk is found now
+            written = synced = start
+            for place, block in zip(np.ndindex(table.shape), blocks, strict=True):
+                table[place] = hashed(block.data)
+                _write(file, block.data, written)
+                written += block.nbytes
+                if written - synced >= SYNC:
+                    _to_disk(file)
+                    synced = written
+            first = header(spec, layer, _digest(table))
+            _write(file, memoryview(first), 0)
+            _to_disk(file)
+        sums = hashlib.sha256(first).hexdigest()
+        self._files.append(
+            {"layer": layer, "name": path.name, "bytes": size, "header_sha256": sums}
+        )
+        self._tables[table_name(layer)] = table
+
+    def finish(self, about: dict[str, Any]) -> None:
+        """Write what goes with the layers. about: what the index says besides geometry, files."""
+        index = {"version": VERSION, "spec": self._spec.to_dict(), **about, "files": self._files}
+        content = json.dumps(index, indent=1).encode() + b"\n"
+        for name, data in ((HASHES, save(self._tables)), (STORE_INDEX, content)):
+            with writing(self._folder / name) as file:
+                _write(file, memoryview(data), 0)
+                _to_disk(file)
+
+
+@contextmanager
+def new_store(out: Path, spec: ModelSpec) -> Iterator[Writer]:
+    """A store is written within the block, and is in ``out`` after it; if it fails, nothing is.
+
+    Raises CrispError unless ``out`` is a new or empty folder in one that exists, for a disk that
+    is full, and while another process writes the same store.
+    """
+    target = Path(os.path.realpath(out))
+    if not target.parent.is_dir():
+        raise CrispError(f"--out {out}: the folder {target.parent} does not exist")
+    refuse_taken(out)
+    free = shutil.disk_usage(target.parent).free
+    if spec.routed_bytes > free:
+        raise CrispError(
+            f"--out {out}: {show_bytes(spec.routed_bytes)} are needed, {show_bytes(free)} are free"
+        )
+    folder = target.with_name(f".{target.name}.part")
+    try:
+        with _alone(folder):
+            yield Writer(folder, spec)
+            folder.replace(target)
+            _sync_folder(target.parent)
+    except OSError as error:
+        if error.filename and not Path(error.filename).is_relative_to(folder):
+            raise
+        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or error
+        raise CrispError(f"--out {out}: cannot be written: {reason}") from error
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """The folder is new, and this process's own; after a failure it is gone.
+
+    What a killed process left there goes first. Raises CrispError for anything else in its place.
+    """
+    folder.mkdir(exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise CrispError(f"{folder}: another process is packing there") from error
+        left = list(folder.iterdir())
+        if not all(_OWN.fullmatch(path.name) for path in left):
+            raise CrispError(f"{folder}: is in the way, and was not left by crisp pack")
+        for path in left:
+            path.unlink()
+        try:
+            yield
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    finally:
+        os.close(lock)
+
+
+def _digest(table: npt.NDArray[np.uint64]) -> str:
+    return hashlib.sha256(table.tobytes()).hexdigest()
+
+
+def _write(file: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(file, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def _to_disk(file: int) -> None:
+    """All that was written so far; from memory it is gone, where the system has such a call."""
+    os.fsync(file)
+    with suppress(OSError):
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _sync_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

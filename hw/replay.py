@@ -1,0 +1,115 @@
+"""replay(): one run of a trace under a policy on real hardware.
+
+The routing is the trace's; loads and the experts' computations are real, on random activations.
+There is no router and no attention: between two events stands only the time that deciding takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from crisp.adapter import need
+from crisp.case import Case
+from crisp.energy import Energy, States
+from crisp.event import EventScheduler
+from crisp.hardware import HardwareProfile, cost_model
+from crisp.run import Run, finish
+from crisp.timeline import Recorder, Sink
+from crisp.workload import Event, Step, union
+from hw.batch import works
+from hw.executor import Executor
+from hw.options import Options
+from hw.slots import Slots, slots_needed
+from hw.store import TYPES, Store
+
+
+def replay(
+    case: Case,
+    store: Store,
+    options: Options,
+    *,
+    hardware: HardwareProfile | None = None,
+    modelled_energy: bool = False,
+    sinks: Sequence[Sink] = (),
+    progress: Callable[[int], None] | None = None,
+    watch: Callable[[EventScheduler], None] | None = None,
+    outputs: Callable[[Any], None] | None = None,
+) -> Run:
+    """Run a case on a device, with experts from ``store``.
+
+    hardware: asked by orders that need times. sinks, progress: as of `sim.simulate.simulate`.
+    watch: shown the scheduler whenever an event is over; outputs: and its results [rows, d_model].
+
+    Raises CrispError for a store of another geometry, and for what goes wrong with the device.
+    """
+    store.check(case.spec)
+    rule = case.policy.order.rule
+    cost = cost_model(hardware, case.spec) if hardware and rule and rule.timed else None
+    scheduler, workload = case.scheduler(cost), case.workload()
+    recorder = Recorder(sinks, case.conditions.by_block)
+    needed = slots_needed(case.spec, case.capacity(), scheduler.ahead is not None)
+    with closing(options.open(store, needed)) as device:
+        executor = Executor(case.spec, scheduler, device, Slots(case.spec, needed), recorder, watch)
+        executor.preload()
+        hidden = _Activations(store)
+        step: Step | None = None
+        for event in workload.events(case.steps(progress)):
+            if event.step is not step:
+                executor.end_step(step)
+                step = event.step
+            if event.experts is None:
+                continue
+            widths = workload.widths(event, executor.residents)
+            tasks = union(event.experts, widths)
+            made = works(
+                [task.expert for task in tasks],
+                np.array(event.experts),
+                np.array(widths),
+                workload.weights(event),
+                hidden.rows(event),
+            )
+            out = executor.event(event.layer, tasks, event.guess, made, len(widths))
+            if outputs is not None:
+                outputs(out)
+        executor.end_step(step)
+        total_ns = executor.finish()
+        described = device.describe()
+    settings = case.settings("hw", hardware.to_dict() if hardware and cost else None)
+    return finish(
+        settings | {"device": described, "store": store.describe()},
+        case.spec,
+        cost=None,
+        scheduler=scheduler,
+        sums=recorder.sums,
+        log=executor.log,
+        total_ns=total_ns,
+        skipped=workload.skipped,
+        initial=case.initial(),
+        energy=energy,
+    )
+
+
+def energy(states: States) -> Energy | str:
+    """TODO"""
+    return "no meter"
+
+
+class _Activations:
+    """Random rows to compute with: the same in every run, whatever runs beside them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._made: Any = None
+
+    def rows(self, event: Event) -> Any:
+        """[rows, d_model] in the store's type."""
+        torch, n = need("torch"), len(event.step.rows)
+        if self._made is None or len(self._made) < n:
+            random = torch.Generator().manual_seed(0)
+            made = torch.randn(n, self._store.spec.d_model, generator=random)
+            self._made = made.to(getattr(torch, TYPES[self._store.dtype]))
+        return self._made[:n]

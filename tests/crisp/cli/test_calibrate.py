@@ -1,0 +1,64 @@
+"""crisp calibrate, on a device whose times are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crisp.hardware import HardwareProfile
+from hw.options import Options
+from hw.store import Store
+from tests.hw.test_calibrate import STORE
+from tests.hw.timed import TimedDevice
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
+    """What a device was opened with, each time."""
+    seen: list[Options] = []
+
+    def open_(options: Options, store: Store, slots: int) -> TimedDevice:
+        seen.append(options)
+        return TimedDevice()
+
+    monkeypatch.setattr(Options, "open", open_)
+    monkeypatch.setattr(Store, "open", lambda path: STORE)
+    return seen
+
+
+def test_a_profile_is_written(crisp: Callable, opened: list[Options], tmp_path: Path) -> None:
+    file = tmp_path / "here.toml"
+    done = crisp(
+        "calibrate", "--store", tmp_path, "--out", file, "--seconds", "0.2",
+        "--link-limit", "200MB/s", "--threads", "2",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert set(opened) == {Options("cpu", threads=2, link_limit=200_000_000)}
+    profile = HardwareProfile.load(file)
+    assert profile.tables is not None
+    assert [int(ns) for ns in profile.tables.load.ns] == [150_000, 250_000, 350_000, 450_000]
+    assert int(profile.tables.layer(1)) == 2_000
+    assert done.out == (
+        f"{file}: an expert of small loads in 0.45 ms (1.75 GB/s) and computes in 0.09 ms; "
+        "beside the other stream they take 1.25 and 1.5 times as long\n"
+    )
+
+
+def test_mistakes_are_told_before_anything_is_measured(
+    crisp: Callable, opened: list[Options], tmp_path: Path
+) -> None:
+    for options, line in [
+        (("--seconds", "0"), "error: seconds 0: must be above 0"),
+        (("--device", "cdu"), "error: unknown device 'cdu'"),
+        (("--threads", "0"), "error: threads 0: must be at least 1"),
+        (("--link-limit", "fast"), "error: --link-limit: 'fast' is not a size"),
+        (("--out", tmp_path / "no" / "x.toml"), "error: --out"),
+    ]:
+        done = crisp("calibrate", "--store", tmp_path, "--out", tmp_path / "x.toml", *options)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith(line)
+    assert opened == []

@@ -1,0 +1,89 @@
+"""crisp compare: two runs of one case, here of two simulated machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crisp.run import load, save
+
+RUN = ("--policy", "lru", "--budget", "30%")
+
+
+@pytest.fixture
+def runs(crisp: Callable, trace: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """(simulated, measured): JSON files with their timelines beside them."""
+    files = tmp_path / "sim.json", tmp_path / "meas.json"
+    for file, hardware in zip(files, ("rtx4090-pcie4", "jetson-agx-orin-32gb"), strict=True):
+        timeline = file.with_suffix(".parquet")
+        done = crisp(
+            "simulate", trace, *RUN, "--hardware", hardware, "--json", file, "--timeline", timeline
+        )
+        assert done.code == 0, done.err
+    return files
+
+
+def test_the_figures_stand_side_by_side(crisp: Callable, runs: tuple[Path, Path]) -> None:
+    done = crisp("compare", *runs)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].startswith("lru at 30%: simulated on rtx4090-pcie4, measured on")
+    cells = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(("hits", "ms"))}
+    simulated, measured = (load(file)[0].metrics for file in runs)
+    assert cells["hits"] == [str(simulated["hits"]), str(measured["hits"]), "+0.0", "%"]
+    error = 100 * (simulated["ms_per_token_p50"] / measured["ms_per_token_p50"] - 1)
+    assert float(cells["ms_per_token_p50"][2]) == pytest.approx(error, abs=0.05)
+    assert lines[-3:] == [
+        "load order: identical",
+        "computed pieces: identical",
+        "resident blocks after each event: identical",
+    ]
+    assert lines[-4].startswith("error of the time of an event, percentiles 5, 50, 95: ")
+
+
+def test_without_timelines_events_are_not_compared(
+    crisp: Callable, runs: tuple[Path, Path]
+) -> None:
+    moved = runs[1].parent / "elsewhere.parquet"
+    runs[1].with_suffix(".parquet").rename(moved)
+    assert "no timelines were given" in crisp("compare", *runs).out
+    named = crisp("compare", *runs, "--timelines", runs[0].with_suffix(".parquet"), moved)
+    assert "load order: identical" in named.out
+    refused = crisp("compare", *runs, "--perfetto", moved.with_suffix(".json"))
+    assert (refused.code, refused.err) == (
+        2,
+        "error: --perfetto: needs timelines; name them after --timelines\n",
+    )
+
+
+def test_both_timelines_are_drawn(crisp: Callable, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    file = tmp_path / "both.json"
+    assert crisp("compare", *runs, "--perfetto", file).code == 0
+    events = json.loads(file.read_text())["traceEvents"]
+    begins = [event["pid"] for event in events if event["ph"] == "B"]
+    assert begins.count(1) == begins.count(2) > 0
+    to_stdout = crisp("compare", *runs, "--perfetto", "-")
+    assert to_stdout.out == file.read_text()
+    assert "load order: identical" in to_stdout.err
+
+
+def test_mistakes_are_told_in_a_line(
+    crisp: Callable, trace: Path, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    other = tmp_path / "other.json"
+    assert crisp("simulate", trace, *RUN, "--batch", "2", "--json", other).code == 0
+    save(load(runs[0]) * 2, tmp_path / "two.json")
+    for arguments, line in [
+        ((runs[0], other), "error: the runs are not of the same case: batch is 1 and 2"),
+        ((runs[0], tmp_path / "two.json"), f"error: {tmp_path / 'two.json'}: holds 2 runs"),
+        ((runs[0], tmp_path / "no.json"), f"error: {tmp_path / 'no.json'}: cannot be read"),
+        ((*runs, "--timelines", runs[0], runs[1]), f"error: {runs[0]}: is not a parquet file"),
+        ((*runs, "--perfetto", runs[0]), "error: --perfetto"),
+    ]:
+        done = crisp("compare", *arguments)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith(line)
+        assert done.err.count("\n") == 1

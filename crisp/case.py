@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from crisp.errors import CrispError, nearest
 from crisp.event import EventScheduler
-from crisp.hardware import CostModel
+from crisp.hardware import CostModel, HardwareProfile, cost_model
 from crisp.model import ModelSpec
 from crisp.policy import Budget, Policy, static_residents
 from crisp.profile import Profile
@@ -80,6 +80,21 @@ class Case:
         if self.policy.cache.name != "static":
             return None
         return static_residents(self.spec, self.profile, self.policy.cache, self.capacity())
+
+    def order_cost(self, hardware: HardwareProfile | None) -> CostModel | None:
+        """What an order that needs times asks, where times are measured; None: it needs none.
+
+        Raises CrispError if it does, and there is no ``hardware``.
+        """
+        order = self.policy.order
+        if order.rule is None or not order.rule.timed:
+            return None
+        if hardware is None:
+            raise CrispError(
+                f"order {order.name}: asks for times; --hardware PROFILE says whose, and crisp "
+                "calibrate measures this machine's"
+            )
+        return cost_model(hardware, self.spec)
 
     def scheduler(self, cost: CostModel | None) -> EventScheduler:
         """A scheduler that has seen nothing yet; orders that ask for times need a cost."""

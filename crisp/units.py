@@ -43,6 +43,15 @@ def parse_bytes(text: str, what: str = "size") -> int:
     return int(Fraction(match["number"]) * unit)
 
 
+def parse_rate(text: str, what: str = "rate") -> int:
+    """Bytes a second from ``200MB/s``; the /s may be left out.
+
+    >>> parse_rate("200MB/s"), parse_rate("1 MiB")
+    (200000000, 1048576)
+    """
+    return parse_bytes(text.strip().removesuffix("/s"), what)
+
+
 def show_bytes(n: float) -> str:
     """Bytes for people, in powers of 1000.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from crisp.adapter import need
 from hw.batch import Work
-from hw.cpu_kernels import GELU, GPT_OSS, SILU, kernels
+from hw.cpu_kernels import GELU, GPT_OSS, POOL_TYPES, SILU, activate, gather, project, run
 from hw.device import Piece
 from hw.store import Store
 
@@ -29,8 +29,8 @@ class Arithmetic:
         """pool: uint8 array [slots, stride]. threads: the caller's and others'."""
         self._torch = need("torch")
         self._spec, self._threads = store.spec, threads
-        self._kernels, self._kind = kernels(store.dtype), _KINDS[store.activation]
-        self._pool = pool.view(np.float32 if store.dtype == "fp32" else np.uint16)
+        self._kind = _KINDS[store.activation]
+        self._pool = pool.view(POOL_TYPES[store.dtype])
         self._neurons = np.array(
             [store.spec.neurons(block, block + 1) for block in range(store.spec.n_blocks)]
         )
@@ -38,7 +38,7 @@ class Arithmetic:
         self._helpers = ThreadPoolExecutor(threads - 1) if threads > 1 else None
 
     def prepare(self) -> None:
-        """Compile, in the thread that will compute: with slot 0, whatever is in it."""
+        """Compile, or fetch what was compiled, and start threads: with slot 0, whatever is in it."""
         row = np.zeros((1, self._spec.d_model), np.float32)
         self._run(row, [0], [1], np.array([1]), np.zeros_like(row))
 
@@ -46,7 +46,7 @@ class Arithmetic:
         """End all threads of its own, and let go of the pool."""
         if self._helpers is not None:
             self._helpers.shutdown()
-        self._pool = self._pool[:0]
+        self._pool = None  # a part of it, however small, would keep all
 
     def add(self, piece: Piece) -> None:
         """Add the piece's blocks to its work's sums."""
@@ -72,7 +72,7 @@ class Arithmetic:
             self._hidden = np.empty((len(x), 2, self._spec.block), np.float32)
         spec, hidden = self._spec, self._hidden[: len(x)]
         if self._helpers is None:
-            self._kernels.run(
+            run(
                 x, self._pool, np.array(slots), np.array(counts), neurons,
                 spec.block, self._kind, spec.biases, hidden, out,
             )  # fmt: skip
@@ -81,15 +81,9 @@ class Arithmetic:
         for slot, rows, n in zip(slots, counts, neurons.tolist(), strict=True):
             own, pool = hidden[:rows], self._pool
             for which in (0, 1):
-                self._share(
-                    self._kernels.project, n, (x[:rows], pool, slot, which * matrix, own, which)
-                )
-            self._kernels.activate(
-                own, pool, slot, 3 * matrix, spec.block, n, self._kind, spec.biases
-            )
-            self._share(
-                self._kernels.gather, spec.d_model, (own, pool, slot, 2 * matrix, n, out[:rows])
-            )
+                self._share(project, n, (x[:rows], pool, slot, which * matrix, own, which))
+            activate(own, pool, slot, 3 * matrix, spec.block, n, self._kind, spec.biases)
+            self._share(gather, spec.d_model, (own, pool, slot, 2 * matrix, n, out[:rows]))
 
     def _share(self, kernel: Callable[..., None], n: int, args: tuple[Any, ...]) -> None:
         """Run a kernel over [0, n) in parts of a multiple of 16, one for each thread."""

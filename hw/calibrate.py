@@ -10,6 +10,7 @@ import datetime
 import platform
 import random
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -25,6 +26,8 @@ from crisp.measured_profile import to_toml
 from crisp.units import show_bytes
 from hw.batch import Work
 from hw.device import Copy, Device, Piece
+from hw.host_time import host_times
+from hw.options import Options
 from hw.stopwatch import Chain, Operation
 from hw.store import TYPES, Store
 
@@ -61,6 +64,20 @@ def check_seconds(seconds: float) -> None:
     """Raise CrispError unless something can be measured in so many."""
     if not 0 < seconds <= _MOST_SECONDS:
         raise CrispError(f"seconds {seconds:g}: must be above 0 and at most {_MOST_SECONDS}")
+
+
+def calibrated(
+    store: Store,
+    options: Options,
+    seconds: float = 60,
+    progress: Callable[[float], None] | None = None,
+) -> Calibration:
+    """Open a device for a store and measure it; as `calibrate`."""
+    layer = host_times(store, options)
+    with closing(options.open(store, pool_slots(store))) as device:
+        return calibrate(
+            device, store, layer, activations(store), seconds=seconds, progress=progress
+        )
 
 
 def calibrate(
@@ -221,7 +238,7 @@ def _calibration(
         slow_compute=_slower(medians, "compute"),
         spreads=tuple(spreads.items()),
     )
-    where = f"crisp calibrate on {_processor()}, {datetime.date.today().isoformat()}"
+    where = f"crisp calibrate on {processor()}, {datetime.date.today().isoformat()}"
     how = ", ".join(f"{key} {value}" for key, value in device.describe().items() if value)
     what = f"{spec.name} in {store.dtype}, {show_bytes(spec.block_bytes)} a block"
     told = {
@@ -259,7 +276,7 @@ def _percent(spread: float) -> str:
     return f"{100 * spread:.2g} %"
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's name, as well as it can be had."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

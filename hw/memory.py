@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from crisp.errors import CrispError
@@ -10,12 +11,19 @@ from crisp.units import show_bytes
 _MEMINFO = Path("/proc/meminfo")
 _OWN_GROUP = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
+_NO_LIMIT = 1 << 62  # version 1 writes a number near 2^63 where there is none
 
 
 def available() -> int | None:
     """Bytes that can be had now, by the machine and by the memory group; None: nobody says."""
     known = [found for found in (_machine(), _group()) if found is not None]
     return min(known) if known else None
+
+
+def group_limit() -> int | None:
+    """Bytes that the process's memory group (cgroup) may have; None: as many as there are."""
+    limits = [limit for limit in (_number(folder / name) for folder, name, _ in _groups()) if limit]
+    return next((limit for limit in limits if limit < _NO_LIMIT), None)
 
 
 def check_available(n_bytes: int, what: str) -> None:
@@ -39,22 +47,25 @@ def _machine() -> int | None:
 
 def _group() -> int | None:
     """What the process's memory group (cgroup version 1 or 2) still allows, file cache excepted."""
-    try:
-        entries = [line.split(":", 2) for line in _OWN_GROUP.read_text("utf-8").splitlines()]
-    except OSError:
-        return None
-    for _, controllers, path in entries:
-        if controllers not in ("", "memory"):
-            continue
-        old = controllers == "memory"
-        folder = _GROUPS / ("memory" if old else "") / path.lstrip("/")
-        names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        limit, usage = (
-            _number(folder / name) for name in (names if old else ("memory.max", "memory.current"))
-        )
+    for folder, *names in _groups():
+        limit, usage = (_number(folder / name) for name in names)
         if limit is not None and usage is not None:
             return limit - usage + _cache(folder)
     return None
+
+
+def _groups() -> Iterator[tuple[Path, str, str]]:
+    """The process's groups that may limit memory: folder, names of the limit and of the usage."""
+    try:
+        entries = [line.split(":", 2) for line in _OWN_GROUP.read_text("utf-8").splitlines()]
+    except OSError:
+        return
+    for _, controllers, path in entries:
+        own = path.lstrip("/")
+        if controllers == "memory":
+            yield _GROUPS / "memory" / own, "memory.limit_in_bytes", "memory.usage_in_bytes"
+        elif not controllers:
+            yield _GROUPS / own, "memory.max", "memory.current"
 
 
 def _cache(folder: Path) -> int:

@@ -14,14 +14,15 @@ import numpy as np
 
 from crisp.adapter import need
 from crisp.case import Case
-from crisp.energy import Energy, States
+from crisp.energy import Meter
 from crisp.event import EventScheduler
-from crisp.hardware import HardwareProfile, cost_model
+from crisp.hardware import HardwareProfile
 from crisp.run import Run, finish
 from crisp.timeline import Recorder, Sink
 from crisp.workload import Event, Step, union
 from hw.batch import works
 from hw.executor import Executor
+from hw.metering import metering, power_model
 from hw.options import Options
 from hw.slots import Slots, slots_needed
 from hw.store import TYPES, Store
@@ -33,6 +34,7 @@ def replay(
     options: Options,
     *,
     hardware: HardwareProfile | None = None,
+    meter: Meter | None = None,
     modelled_energy: bool = False,
     sinks: Sequence[Sink] = (),
     progress: Callable[[int], None] | None = None,
@@ -41,21 +43,23 @@ def replay(
 ) -> Run:
     """Run a case on a device, with experts from ``store``.
 
-    hardware: asked by orders that need times. sinks, progress: as of `sim.simulate.simulate`.
+    hardware: asked by orders that need times, and for its power figures with modelled_energy; else
+    energy is the meter's. sinks, progress: as of `sim.simulate.simulate`.
     watch: shown the scheduler whenever an event is over; outputs: and its results [rows, d_model].
 
     Raises CrispError for a store of another geometry, and for what goes wrong with the device.
     """
     store.check(case.spec)
-    rule = case.policy.order.rule
-    cost = cost_model(hardware, case.spec) if hardware and rule and rule.timed else None
+    cost = case.order_cost(hardware)
     scheduler, workload = case.scheduler(cost), case.workload()
     recorder = Recorder(sinks, case.conditions.by_block)
     needed = slots_needed(case.spec, case.capacity(), scheduler.ahead is not None)
-    with closing(options.open(store, needed)) as device:
+    model = power_model(hardware, modelled_energy)
+    with closing(options.open(store, needed)) as device, metering(meter, model) as metered:
         executor = Executor(case.spec, scheduler, device, Slots(case.spec, needed), recorder, watch)
-        executor.preload()
         hidden = _Activations(store)
+        executor.preload()
+        metered.start()
         step: Step | None = None
         for event in workload.events(case.steps(progress)):
             if event.step is not step:
@@ -77,8 +81,9 @@ def replay(
                 outputs(out)
         executor.end_step(step)
         total_ns = executor.finish()
+        metered.stop()
         described = device.describe()
-    settings = case.settings("hw", hardware.to_dict() if hardware and cost else None)
+    settings = case.settings("hw", hardware.to_dict() if hardware and (cost or model) else None)
     return finish(
         settings | {"device": described, "store": store.describe()},
         case.spec,
@@ -89,13 +94,8 @@ def replay(
         total_ns=total_ns,
         skipped=workload.skipped,
         initial=case.initial(),
-        energy=energy,
+        energy=metered.energy,
     )
-
-
-def energy(states: States) -> Energy | str:
-    """TODO"""
-    return "no meter"
 
 
 class _Activations:

@@ -9,7 +9,7 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,31 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.case import Case, Conditions
-from crisp.driver import relive
 from crisp.fitting import fit
 from crisp.hardware import HardwareProfile
 from crisp.model import PAGE, ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
-from crisp.sinks import Everything
-from crisp.tasks import Task
-from crisp.timeline import (
-    BLOCKS,
-    COMPUTE,
-    END,
-    EVENT,
-    EXPERT,
-    FIRST,
-    KIND,
-    LAYER_ID,
-    LOAD,
-    PREFETCH,
-    Rows,
-)
+from crisp.timeline import COMPUTE, END, EVENT, KIND, Rows
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import bundled
 from crisp.workload import split
-from hw.calibrate import calibrated
+from hw.calibrate import calibrated, processor
+from hw.decisions import Seen, relived, same_decisions
 from hw.options import Options
 from hw.packing import pack_synthetic
 from hw.replay import replay
@@ -58,7 +44,7 @@ GRANULARITIES = {"fo": ("block",), "lru": ("block", "expert"), "mo": ("block",),
 MODES = {"paced": 300_000_000, "free": None}  # bytes a second of the link
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Geometry:
     """A model's sizes, and a trace whose routing fits them."""
 
@@ -141,7 +127,7 @@ def measure_all(
             options = Options(link_limit=limit)
             _say(f"{geometry.name}, {mode}: calibrating")
             toml = folder / f"{mode}-{number}.toml"
-            toml.write_text(calibrated(store, options, seconds), encoding="utf-8")
+            toml.write_text(calibrated(store, options, seconds).toml(), encoding="utf-8")
             profile = HardwareProfile.load(toml)
             expected = {}
             for cell in cells(geometry):
@@ -161,7 +147,7 @@ def measure_all(
     return {
         "conditions": {
             "date": datetime.date.today().isoformat(),
-            "processor": platform.processor() or platform.machine(),
+            "processor": processor(),
             "cores": len(os.sched_getaffinity(0)),
             "kernel": platform.release(),
             "tokens": tokens,
@@ -179,36 +165,27 @@ class Expected:
     """A simulated cell."""
 
     facts: dict[str, Any]
-    rows: Rows
-    states: list[list[int]]
+    seen: Seen
 
 
 def _simulate(case: Case, profile: HardwareProfile) -> Expected:
-    sink, states = Everything(), list[list[int]]()
-    run = simulate(
-        case, profile, sinks=[sink],
-        watch=lambda scheduler: states.append(list(scheduler.store.resident)),
-    )  # fmt: skip
-    return Expected(_facts(run.metrics), sink.rows, states)
+    seen = Seen()
+    run = simulate(case, profile, sinks=[seen.sink], watch=seen.watch)
+    return Expected(_facts(run.metrics), seen)
 
 
 def _measure(case: Case, store: Store, options: Options, expected: Expected) -> dict[str, Any]:
-    sink, states = Everything(), list[list[int]]()
+    seen = Seen()
     blocks = 1 if case.conditions.by_block else case.spec.n_blocks
     before = _probe(store, blocks)
-    run = replay(
-        case, store, options, sinks=[sink],
-        watch=lambda scheduler: states.append(list(scheduler.store.resident)),
-    )  # fmt: skip
+    run = replay(case, store, options, sinks=[seen.sink], watch=seen.watch)
     after = _probe(store, blocks)
-    if case.policy.prefetch.name == "none":
-        same = _loads(sink.rows) == _loads(expected.rows) and states == expected.states
-    else:
-        same = _relived(case, sink.rows, states)
+    prefetches = case.policy.prefetch.name != "none"
+    same = relived(case, seen) if prefetches else same_decisions(seen, expected.seen)
     return _facts(run.metrics) | {
         "raw_gb_per_s": [round(before, 4), round(after, 4)],
         "same_decisions": same,
-        "event_errors": _errors(sink.rows, expected.rows),
+        "event_errors": _errors(seen.sink.rows, expected.seen.sink.rows),
     }
 
 
@@ -226,36 +203,6 @@ def _named(cell: Cell, mode: str) -> dict[str, Any]:
         "budget": cell.budget,
         "granularity": cell.granularity,
     }
-
-
-def _loads(rows: Rows) -> list[list[int]]:
-    """What was loaded, in its order."""
-    return rows[rows[:, KIND] == LOAD][:, [EVENT, LAYER_ID, EXPERT, FIRST, BLOCKS]].tolist()
-
-
-def _relived(case: Case, rows: Rows, states: list[list[int]]) -> bool:
-    """Whether a fresh scheduler, fed what completed when, comes to the same decisions."""
-    scheduler, workload, again = case.scheduler(None), case.workload(), list[list[int]]()
-    layers, n = case.spec.moe_layers, case.spec.n_experts
-
-    def residents(layer: int) -> Sequence[int]:
-        start = layers.index(layer) * n
-        return scheduler.store.resident[start : start + n]
-
-    def events() -> Iterator[tuple[int, list[Task], Iterable[int]]]:
-        for event in workload.events(case.steps()):
-            if event.experts is not None:
-                yield event.layer, workload.tasks(event, residents), event.guess
-
-    loads = []
-    for load, _ in relive(
-        scheduler, events(), rows, lambda seen: again.append(list(seen.store.resident))
-    ):
-        if load is not None:
-            loads.append((layers[load.row], load.expert, load.first, load.blocks))
-    on_link = rows[(rows[:, KIND] == LOAD) | (rows[:, KIND] == PREFETCH)]
-    landed = [tuple(row) for row in on_link[:, [LAYER_ID, EXPERT, FIRST, BLOCKS]].tolist()]
-    return loads[: len(landed)] == landed and again == states
 
 
 def _errors(measured: Rows, simulated: Rows) -> list[float]:

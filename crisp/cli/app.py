@@ -13,8 +13,10 @@ from crisp.cli.calibrate import calibrate
 from crisp.cli.capture import capture
 from crisp.cli.compare import compare
 from crisp.cli.demo import demo
+from crisp.cli.doctor import doctor
 from crisp.cli.evaluate import evaluate
 from crisp.cli.explain import explain
+from crisp.cli.generate import generate
 from crisp.cli.pack import pack
 from crisp.cli.prepare import prepare, refresh
 from crisp.cli.replay import replay
@@ -46,8 +48,10 @@ app.command()(refresh)
 app.command("eval")(evaluate)
 app.command()(pack)
 app.command()(replay)
+app.command()(generate)
 app.command()(calibrate)
 app.command()(compare)
+app.command()(doctor)
 app.add_typer(trace.app, name="trace", cls=Group, short_help="Traces: look, import, capture.")
 trace.app.command()(capture)
 

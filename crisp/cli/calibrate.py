@@ -18,31 +18,21 @@ def calibrate(
     seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 60,
 ) -> None:
     """Measure loads and computations on a device, as a hardware profile to simulate with."""
-    from contextlib import closing
-
     from crisp.cli.progress import progress_share
     from crisp.cli.targets import check_outputs
     from crisp.files import atomic
-    from crisp.units import parse_bytes
-    from hw.calibrate import activations, check_seconds, pool_slots
-    from hw.calibrate import calibrate as measure
-    from hw.host_time import host_times
+    from crisp.units import parse_rate
+    from hw.calibrate import calibrated, check_seconds
     from hw.options import Options
     from hw.store import Store
 
     check_outputs({"--out": out}, [("--store", store)], stdout=False)
     check_seconds(seconds)
-    limit = (
-        None if link_limit is None else parse_bytes(link_limit.removesuffix("/s"), "--link-limit")
-    )
+    limit = None if link_limit is None else parse_rate(link_limit, "--link-limit")
     options = Options(device, threads=threads, link_limit=limit)
     opened = Store.open(store)
     with progress_share("measuring") as update:
-        layer = host_times(opened, options)
-        with closing(options.open(opened, pool_slots(opened))) as bench:
-            done = measure(
-                bench, opened, layer, activations(opened), seconds=seconds, progress=update
-            )
+        done = calibrated(opened, options, seconds, update)
     with atomic(out) as temporary:
         temporary.write_text(done.toml(), encoding="utf-8")
     slow = done.tables.slow_load, done.tables.slow_compute

@@ -68,7 +68,7 @@ def demo(
     each = len(runs) // len(setups)
     of_machine = [runs[place : place + each] for place in range(0, len(runs), each)]
     for setup, own in zip(setups, of_machine, strict=True):
-        name = setup.hardware.name
+        name = setup.machine
         _say(["", f"{name}: {MACHINES[name]}", *speeds(own, budgets)])
     _say(["", *_reading(setups[0], runs)])
     save(runs, runs_file)
@@ -225,7 +225,7 @@ def _draw_token(setup: Setup, path: Path) -> None:
         path,
         {name: all_rows[all_rows[:, STEP] == step] for name, all_rows in timelines.items()},
         setup.spec.n_blocks,
-        f"Token {step + 1} at a budget of {_DRAWN_AT.replace('%', ' %')}, {setup.hardware.name}, "
+        f"Token {step + 1} at a budget of {_DRAWN_AT.replace('%', ' %')}, {setup.machine}, "
         f"{setup.spec.n_layers} layers of {MODEL} in {BITS} bits, simulated",
         f"Picked: after the first {_SETTLED} tokens, the first that loads a part of an expert and "
         f"whose times differ from the medians of both by at most {100 * _NEAR_ENOUGH:.0f} % in "

@@ -15,17 +15,23 @@ if TYPE_CHECKING:
 _NEAR = 0.9  # of the time: a bound that explains this much of it is the one to mind
 
 
+class Bounds(NamedTuple):
+    """What the time of one token could not be less than, in ms."""
+
+    io: float  # bytes over bandwidth
+    order: float  # the best order of each event's tasks, at the same residency
+    compute: float  # all that is computed, undisturbed: nothing had to be loaded
+    memory: float | None  # all bytes moved over the bandwidth of a memory that both streams share
+
+
 class Account(NamedTuple):
-    """The time of one token, in ms: its parts, and what it could not be less than."""
+    """The time of one token, in ms, and its parts."""
 
     total: float
     waits: float  # compute idle: blocks of the event's tasks are not there
     experts: float
     layers: float  # router, attention and what else is not a routed expert
-    io: float  # bytes over bandwidth
-    order: float  # the best order of each event's tasks, at the same residency
-    compute: float  # all that is computed, undisturbed: nothing had to be loaded
-    memory: float | None  # all bytes moved over the bandwidth of a memory that both streams share
+    bounds: Bounds | None  # None: not known, for the run was measured
 
     def share(self, part: float) -> float:
         """A part in percent of the total."""
@@ -37,12 +43,14 @@ class Account(NamedTuple):
 
     @property
     def near(self) -> str:
-        """Which bound is near: compute, bytes, memory or order; else none."""
+        """Which bound is near: compute, bytes, memory or order; else none, or not known."""
+        if self.bounds is None:
+            return "not known"
         bounds = (
-            ("compute", self.compute),
-            ("bytes", self.io),
-            ("memory", self.memory or 0.0),
-            ("order", self.order),
+            ("compute", self.bounds.compute),
+            ("bytes", self.bounds.io),
+            ("memory", self.bounds.memory or 0.0),
+            ("order", self.bounds.order),
         )
         return next((name for name, ms in bounds if ms >= _NEAR * self.total), "none")
 
@@ -63,6 +71,7 @@ _ADVICE = {
     "none": ["no stream is busy all the time: overlap would help"],
 }
 _RULE = ("the first", "there is none")
+_UNKNOWN = "bounds are not known of a measured run; crisp compare lays it beside a simulated one"
 _SHARED = ["link and compute share one memory and slow each other down: fewer bytes help both"]
 
 
@@ -72,16 +81,19 @@ def account(run: Run) -> Account:
     def value(name: str) -> float:
         return float(run.metrics[name] or 0)
 
+    io, order, compute, memory = (
+        run.metrics[f"{name}_bound_ms_per_token"] for name in ("io", "order", "compute", "memory")
+    )
+    bounds = None
+    if io is not None and order is not None and compute is not None:
+        bounds = Bounds(io, order, compute, memory)
     experts, layers = value("compute_ms_per_token"), value("layer_ms_per_token")
     return Account(
         total=value("total_ns") / value("tokens") / 1e6,
         waits=value("stall_ms_per_token"),
         experts=experts,
         layers=layers,
-        io=value("io_bound_ms_per_token"),
-        order=value("order_bound_ms_per_token"),
-        compute=value("compute_bound_ms_per_token"),
-        memory=run.metrics["memory_bound_ms_per_token"],
+        bounds=bounds,
     )
 
 
@@ -108,32 +120,36 @@ def explain(
 def one_run(run: Run, which: str) -> list[str]:
     """The account of a run in a few lines."""
     parts = account(run)
-    settings, metrics = run.settings, run.metrics
-    unified = settings["hardware"]["kind"] == "unified"
+    metrics, bounds = run.metrics, parts.bounds
     lines = [
         *wrap(f"{which}: {_conditions(run)}", 100, subsequent_indent=" " * 4),
         f"{parts.total:.3f} ms a token:",
         _line(parts, parts.waits, "compute waits for loads"),
         _line(parts, parts.experts, "computing experts"),
         _line(parts, parts.layers, "router, attention and all else"),
-        "bounds:",
-        _line(parts, parts.io, f"bytes: {_megabytes(run)} a token at the link's bandwidth"),
-        _line(parts, parts.compute, "compute: all experts at hand"),
-        _line(parts, parts.order, "order: each event's tasks in their best order"),
-    ]
-    if parts.memory is not None:
-        lines.append(_line(parts, parts.memory, "memory: all that both streams move"))
-    lines += [
         f"link busy {_percent(metrics['link_busy'])}, compute {_percent(metrics['compute_busy'])}",
+    ]
+    if bounds is None:
+        return [*lines, _UNKNOWN]
+    lines[-1:-1] = [
+        "bounds:",
+        _line(parts, bounds.io, f"bytes: {_megabytes(run)} a token at the link's bandwidth"),
+        _line(parts, bounds.compute, "compute: all experts at hand"),
+        _line(parts, bounds.order, "order: each event's tasks in their best order"),
+    ]
+    if bounds.memory is not None:
+        lines.insert(-1, _line(parts, bounds.memory, "memory: all that both streams move"))
+    unified = run.settings["hardware"]["kind"] == "unified"
+    lines += [
         f"near bound: {parts.near} ({_RULE[parts.near == 'none']} of compute, bytes, memory and "
         f"order that makes up {100 * _NEAR:.0f} % of the time)",
         *(_SHARED if unified and parts.near == "none" else _ADVICE[parts.near]),
     ]
     if not unified:  # there what one stream gains the other may lose
         lines.append(
-            f"at most: a better order gains {parts.gain(parts.order)}, perfect overlap between "
-            f"layers {parts.gain(max(parts.io, parts.compute))}, loading nothing "
-            f"{parts.gain(parts.compute)}"
+            f"at most: a better order gains {parts.gain(bounds.order)}, perfect overlap between "
+            f"layers {parts.gain(max(bounds.io, bounds.compute))}, loading nothing "
+            f"{parts.gain(bounds.compute)}"
         )
     return lines
 
@@ -148,7 +164,7 @@ def all_runs(runs: list[Run], file: Path) -> list[str]:
         [str(number) for number in range(1, len(runs) + 1)],
         [run.settings["policy"]["name"] for run in runs],
         [run.settings["budget"]["asked"] for run in runs],
-        [run.settings["hardware"]["name"] for run in runs],
+        [_machine(run) for run in runs],
         numbers([parts.total for parts in accounts]),
     ]
     for head, part in (("waits %", "waits"), ("experts %", "experts"), ("other %", "layers")):
@@ -164,6 +180,7 @@ def all_runs(runs: list[Run], file: Path) -> list[str]:
         f"a bound is near from {100 * _NEAR:.0f} % of the time on: bytes over bandwidth, computing "
         "alone, memory that",
         "link and compute share, or each event's tasks in their best order",
+        *([_UNKNOWN] if any(parts.bounds is None for parts in accounts) else []),
         f"More of one: crisp explain {file} --run 1",
     ]
 
@@ -177,14 +194,20 @@ def _conditions(run: Run) -> str:
     from crisp.cli.words import counted
 
     settings = run.settings
-    policy, model, hardware = (settings[key] for key in ("policy", "model", "hardware"))
+    policy, model = settings["policy"], settings["model"]
     return (
-        f"{policy['name']} at {settings['budget']['asked']} on {hardware['name']}; "
+        f"{policy['name']} at {settings['budget']['asked']} on {_machine(run)}; "
         f"{model['name']}, {counted(model['n_layers'], 'layer')} in "
         f"{float(Fraction(model['bits'])):g} bits; {counted(settings['trace']['rows'], 'row')}, "
         f"phase {settings['phase']}, batch {settings['batch']}, granularity "
         f"{settings['granularity']}; {described(policy)}"
     )
+
+
+def _machine(run: Run) -> str:
+    """The device that a run was measured on, or the profile that it was simulated with."""
+    device, hardware = run.settings.get("device"), run.settings["hardware"]
+    return str((device or hardware or {"name": "an unnamed machine"})["name"])
 
 
 def _megabytes(run: Run) -> str:

@@ -57,10 +57,12 @@ def replay(
     from crisp.policy import Budget, named
     from crisp.run import Run
     from crisp.trace.bundled import resolve
-    from crisp.units import parse_bytes
+    from crisp.units import parse_rate
+    from hw.metering import power_model
     from hw.options import Options
     from hw.replay import replay as run
     from hw.store import Store
+    from hw.telemetry import meters
 
     policies, budgets = split_list(policy, "--policy"), split_list(budget, "--budget")
     outputs = Outputs(json, timeline, perfetto, plot)
@@ -74,7 +76,7 @@ def replay(
     ]
     outputs.check(len(policies) * len(budgets), inputs)
     asked = [Budget.parse(text) for text in budgets]
-    limited = None if link_limit is None else parse_bytes(link_limit, f"--link-limit {link_limit}")
+    limited = None if link_limit is None else parse_rate(link_limit, "--link-limit")
     options = Options(device, threads, limited, verify)
     opened = Store.open(store)
     setup = prepare(
@@ -103,6 +105,7 @@ def replay(
         )
         for name in policies
     ]
+    power_model(setup.hardware, modelled_energy)  # else it would be missed after the first run
     cells = [setup.cell(one, share) for one in chosen for share in asked]
     runs: list[Run] = []
     for cell in cells:  # one after the other: they would disturb each other's times
@@ -114,6 +117,7 @@ def replay(
                     opened,
                     options,
                     hardware=setup.hardware,
+                    meter=meters()[0],
                     modelled_energy=modelled_energy,
                     sinks=sinks,
                     progress=advance,

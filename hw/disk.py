@@ -1,0 +1,115 @@
+"""What a folder's disk gives: whether O_DIRECT works there, and how fast it is read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from crisp.model import PAGE
+from hw.reading import SIZES
+
+FILE_BYTES = 1 << 28  # of a temporary file
+SECONDS = 1.5  # of reading
+_PIECE = 1 << 24  # bytes written at once
+
+Progress = Callable[[float], None]
+"""told the share that is done"""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a file was read."""
+
+    bytes_per_second: float
+    read_bytes: int  # of one system call
+    direct: bool  # past the page cache
+
+
+def why_not_direct(folder: Path) -> str | None:
+    """Why files of a folder cannot be read by O_DIRECT; None: they can.
+
+    Raises OSError where no file can be made.
+    """
+    with temporary(folder, PAGE) as path, closing(mmap.mmap(-1, PAGE)) as buffer:
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        except OSError as error:
+            return f"refused: {error.strerror}"
+        try:
+            os.preadv(file, [buffer], 0)
+        except OSError as error:
+            return f"reading is refused: {error.strerror}"
+        finally:
+            os.close(file)
+    return None
+
+
+@contextmanager
+def temporary(folder: Path, n_bytes: int, progress: Progress | None = None) -> Iterator[Path]:
+    """A file of random bytes on the disk, removed when the block ends, whatever ends it.
+
+    Raises OSError where it cannot be made.
+    """
+    file, name = tempfile.mkstemp(prefix=".crisp-", dir=folder)
+    path = Path(name)
+    try:
+        try:
+            piece = memoryview(os.urandom(min(n_bytes, _PIECE)))
+            done = 0
+            while done < n_bytes:
+                done += os.write(file, piece[: n_bytes - done])
+                if progress is not None:
+                    progress(done / n_bytes)
+            os.fsync(file)  # what is not on the disk yet is read from memory
+        finally:
+            os.close(file)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def read_speed(path: Path, seconds: float = SECONDS, progress: Progress | None = None) -> Speed:
+    """Read a file from its start, again and again, with requests of several sizes: the fastest.
+
+    Each size has its part of the time. Without O_DIRECT the page cache is emptied of the file
+    before every pass. Raises OSError for a file that cannot be read or is smaller than a page.
+    """
+    direct = True
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        direct, file = False, os.open(path, os.O_RDONLY)
+    try:
+        length = os.fstat(file).st_size // PAGE * PAGE
+        if not length:
+            raise OSError(0, "is smaller than a page", str(path))
+        fitting = [size for size in SIZES if size <= length] or [PAGE]
+        speeds = []
+        for turn, size in enumerate(fitting):
+            if progress is not None:
+                progress(turn / len(fitting))
+            rate = _rate(file, length, size, seconds / len(fitting), direct)
+            speeds.append(Speed(rate, size, direct))
+        return max(speeds, key=lambda speed: speed.bytes_per_second)
+    finally:
+        os.close(file)
+
+
+def _rate(file: int, length: int, size: int, seconds: float, direct: bool) -> float:
+    """Bytes a second of requests of one size."""
+    done, offset, begin = 0, 0, time.monotonic()
+    with closing(mmap.mmap(-1, size)) as buffer:
+        while (took := time.monotonic() - begin) < seconds or not done:
+            if not offset and not direct:
+                os.posix_fadvise(file, 0, length, os.POSIX_FADV_DONTNEED)
+            done += os.preadv(file, [buffer], offset)
+            offset = (offset + size) % length
+            if offset + size > length:
+                offset = 0
+    return done / max(took, 1e-9)

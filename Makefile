@@ -3,6 +3,9 @@
 #   make demo    install into .venv (without torch), then run the demonstration into out/
 #   make test    install into .venv-test, then format, lint, types, import contracts, tests
 #   make bench   time the simulator against a bare SimPy loop, and preparation against plain work
+#   make fidelity  lay simulation beside measurement: docs/fidelity.md anew
+#   make soak    half an hour of random replays and texts on this machine
+#   make peers   tokens/s of this and of others under one memory cap: docs/peers.md anew (root)
 #   make quality measure what widths cost in quality: docs/quality.md anew (DATA: the texts)
 #   make clean   remove both environments, out/ and all caches
 
@@ -15,7 +18,7 @@ PIP_FLAGS := -qq --disable-pip-version-check --no-input -c constraints.txt
 TEST := .venv-test/bin
 SOURCES := $(shell find crisp sim hw traces -name __pycache__ -prune -o -type f -print)
 
-.PHONY: demo test bench quality clean
+.PHONY: demo test bench fidelity peers soak quality clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -31,12 +34,22 @@ test: .venv-test/installed
 bench: .venv-test/installed
 	$(TEST)/python benchmarks/bench.py
 	$(TEST)/python benchmarks/preparation.py
+	$(TEST)/python benchmarks/compute.py
+
+fidelity: .venv-test/installed
+	$(TEST)/python benchmarks/fidelity
+
+peers: .venv-peers/installed
+	.venv-peers/bin/python benchmarks/peers
+
+soak: .venv-test/installed
+	$(TEST)/python benchmarks/soak.py
 
 quality: .venv-test/installed
 	$(TEST)/python benchmarks/quality $(if $(DATA),--data $(DATA))
 
 clean:
-	rm -rf .venv .venv-test out dist build
+	rm -rf .venv .venv-test .venv-peers out dist build
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -52,6 +65,13 @@ clean:
 	$(call environment,.venv-test)
 	@echo "Installing CRISP and its test tools into .venv-test (some minutes, from the package index) ..."
 	@$(TEST)/python -m pip install $(PIP_FLAGS) -e '.[eval,dev]'
+	@touch $@
+
+# What is compared with: none of it is a dependency. llama.cpp is built, for a quarter of an hour.
+.venv-peers/installed: pyproject.toml constraints.txt
+	$(call environment,.venv-peers)
+	@echo "Installing CRISP and its peers into .venv-peers (twenty minutes) ..."
+	@.venv-peers/bin/python -m pip install $(PIP_FLAGS) -e '.[hf]' 'accelerate>=1' gguf llama-cpp-python==0.3.36
 	@touch $@
 
 # The environment in folder $(1), made if it is not there (or was left half made).

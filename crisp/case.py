@@ -86,15 +86,8 @@ class Case:
 
         Raises CrispError if it does, and there is no ``hardware``.
         """
-        order = self.policy.order
-        if order.rule is None or not order.rule.timed:
-            return None
-        if hardware is None:
-            raise CrispError(
-                f"order {order.name}: asks for times; --hardware PROFILE says whose, and crisp "
-                "calibrate measures this machine's"
-            )
-        return cost_model(hardware, self.spec)
+        check_times(self.policy, hardware)
+        return cost_model(hardware, self.spec) if hardware and _timed(self.policy) else None
 
     def scheduler(self, cost: CostModel | None) -> EventScheduler:
         """A scheduler that has seen nothing yet; orders that ask for times need a cost."""
@@ -149,3 +142,16 @@ class Case:
             },
             **vars(self.conditions),
         }
+
+
+def check_times(policy: Policy, hardware: HardwareProfile | None) -> None:
+    """Raise CrispError for an order that asks for times where there is no ``hardware``."""
+    if hardware is None and _timed(policy):
+        raise CrispError(
+            f"order {policy.order.name}: asks for times; --hardware PROFILE says whose, and crisp "
+            "calibrate measures this machine's"
+        )
+
+
+def _timed(policy: Policy) -> bool:
+    return policy.order.rule is not None and policy.order.rule.timed

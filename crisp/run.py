@@ -47,11 +47,14 @@ class Run:
 def provenance(settings: dict[str, Any], energy: Energy | None) -> dict[str, Any]:
     """Which program made a run of which inputs: the hash covers trace, profile, seed and all."""
     text = json.dumps(settings, sort_keys=True).encode()
+    origin = None
+    if energy is not None:  # its joules are metrics
+        told = {key: value for key, value in vars(energy).items() if value is not None}
+        origin = {key: value for key, value in told.items() if key not in ("gross_j", "net_j")}
     return {
         "tool": TOOL,
         "inputs_sha256": hashlib.sha256(text).hexdigest(),
-        "energy": energy
-        and {key: value for key, value in vars(energy).items() if key[-2:] != "_j" and value},
+        "energy": origin,
     }
 
 

@@ -38,7 +38,7 @@ class Arithmetic:
         self._helpers = ThreadPoolExecutor(threads - 1) if threads > 1 else None
 
     def prepare(self) -> None:
-        """Compile, or fetch what was compiled, and start threads: with slot 0, whatever is in it."""
+        """Compile, and start threads: with slot 0, whatever is in it."""
         row = np.zeros((1, self._spec.d_model), np.float32)
         self._run(row, [0], [1], np.array([1]), np.zeros_like(row))
 

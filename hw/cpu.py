@@ -6,6 +6,7 @@ alone while they work, and hand over to each other without a third.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 import time
@@ -109,11 +110,12 @@ class CpuDevice:
         self._files = Files(store)
         try:
             try:
-                memory = mmap.mmap(-1, size)
+                memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             except OSError as error:
                 raise CrispError(f"a pool of {slots:,} blocks: {error.strerror}") from error
             if hasattr(mmap, "MADV_HUGEPAGE"):
-                memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages for the disk to be told of
+                with contextlib.suppress(OSError):  # not every kernel has them
+                    memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages for the disk to be told of
             self._places = memoryview(memory)
             self.pool: Any = np.frombuffer(memory, np.uint8).reshape(slots, self._stride)
             self.pool[:, :: mmap.PAGESIZE] = 0  # all of it is there from now on
@@ -123,12 +125,16 @@ class CpuDevice:
             self._files.close()
             raise
         self._pace = None if link_limit is None else Pace(link_limit, self.clock)
-        self._link = Stream("reading", self.clock)
-        self._compute = Stream("compute", self.clock)
+        self._streams: list[Stream] = []
         try:
+            for stream in ("reading", "compute"):
+                self._streams.append(Stream(stream, self.clock))
+            self._link, self._compute = self._streams
             self._compute.run(self._arithmetic.prepare)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, RuntimeError) and "new thread" in str(error):
+                raise CrispError(f"{threads + 1} threads: the system starts no more") from error
             raise
 
     def describe(self) -> dict[str, Any]:
@@ -162,18 +168,20 @@ class CpuDevice:
 
     def check(self) -> None:
         """Raise DeviceError if a thread is dead."""
-        self._link.check()
-        self._compute.check()
+        for stream in self._streams:
+            stream.check()
 
     def synchronise(self) -> None:
         """Return when both threads are idle."""
-        self._link.run(lambda: None)
-        self._compute.run(lambda: None)
+        for stream in self._streams:
+            stream.run(lambda: None)
 
     def close(self) -> None:
         """End both threads after what they are at, close the files, let go of the pool."""
-        self._link.close()
-        self._compute.close()
+        if self._pace is not None:
+            self._pace.stop()
+        for stream in self._streams:
+            stream.close()
         self._files.close()
         self._arithmetic.close()
         self.pool = None

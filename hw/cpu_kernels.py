@@ -153,7 +153,7 @@ def run(
     for b in range(len(slots)):
         slot, rows, n = slots[b], counts[b], neurons[b]
         own = hidden[:rows]
-        project(x[:rows], pool, slot, 0, own, 0, 0, n)
-        project(x[:rows], pool, slot, matrix, own, 1, 0, n)
+        for which in range(2):
+            project(x[:rows], pool, slot, which * matrix, own, which, 0, n)
         activate(own, pool, slot, 3 * matrix, block, n, kind, biased)
         gather(own, pool, slot, 2 * matrix, n, out[:rows], 0, d)

@@ -16,11 +16,11 @@ import numpy as np
 
 from crisp.adapter import Routing, need
 from crisp.capture import stops
-from crisp.case import Case, Conditions
-from crisp.energy import Energy, States
+from crisp.case import Case, Conditions, check_times
+from crisp.energy import Meter
 from crisp.errors import CrispError
 from crisp.event import EventScheduler
-from crisp.hardware import HardwareProfile, cost_model
+from crisp.hardware import HardwareProfile
 from crisp.policy import Budget, Policy
 from crisp.policy.width import Tiered
 from crisp.profile import Profile
@@ -29,6 +29,7 @@ from crisp.timeline import Recorder, Sink
 from crisp.trace import DECODE, PREFILL, Header, RoutingTrace
 from crisp.windows import opening
 from hw.executor import Executor
+from hw.metering import metering, power_model
 from hw.offloaded import Offloaded, empty
 from hw.options import Options
 from hw.resident import Resident
@@ -60,6 +61,8 @@ def generate(
     split: str | None = None,
     conditions: Conditions | None = None,
     hardware: HardwareProfile | None = None,
+    meter: Meter | None = None,
+    modelled_energy: bool = False,
     sinks: Sequence[Sink] = (),
     on_text: Callable[[str], None] = lambda text: None,
     watch: Callable[[EventScheduler], None] | None = None,
@@ -68,7 +71,8 @@ def generate(
 
     profile: counts of combinations, for widths and caches that need them; split: where they are
     from, in words. conditions: phase all and one sequence, whatever else. hardware: asked by orders
-    that need times. on_text: told each piece of text when it has been written. watch: shown the
+    that need times, and for its power figures with modelled_energy; else energy is the meter's.
+    on_text: told each piece of text when it has been written. watch: shown the
     scheduler whenever an event is over.
 
     Raises CrispError for what does not fit together, and for what goes wrong with the device: what
@@ -77,22 +81,24 @@ def generate(
     check(policy, profile, hardware, max_new_tokens)
     ids = _prompt(model, prompt, max_new_tokens)
     case = _case(model, policy, budget, profile, split, conditions or Conditions())
-    cost = cost_model(hardware, case.spec) if hardware and _timed(policy) else None
+    cost, power = case.order_cost(hardware), power_model(hardware, modelled_energy)
     scheduler, recorder = case.scheduler(cost), Recorder(sinks, case.conditions.by_block)
     needed = slots_needed(case.spec, case.capacity(), scheduler.ahead is not None)
-    writer = _Writer(model.loaded.tokenizer, ids, on_text)
-    with closing(options.open(model.store, needed)) as device:
+    writer = Writer(model.loaded.tokenizer, ids, on_text)
+    with closing(options.open(model.store, needed)) as device, metering(meter, power) as metered:
         executor = Executor(case.spec, scheduler, device, Slots(case.spec, needed), recorder, watch)
         offloaded = Offloaded(model, case, executor, len(ids))
         with _threads(options.threads), offloaded.attached():
             executor.preload()
+            metered.start()
             _write(model, ids, max_new_tokens, case.conditions.chunk, writer)
             offloaded.end()
         total_ns = executor.finish()
+        metered.stop()
         described = device.describe()
     about = f"prompt sha256:{hashlib.sha256(prompt.encode()).hexdigest()}"
     case = replace(case, trace=_trace(model, offloaded.routing(), len(ids), about))
-    settings = case.settings("hw", hardware.to_dict() if hardware and cost else None)
+    settings = case.settings("hw", hardware.to_dict() if hardware and (cost or power) else None)
     run = finish(
         settings | {"device": described, "store": model.store.describe()},
         case.spec,
@@ -103,7 +109,7 @@ def generate(
         total_ns=total_ns,
         skipped=offloaded.skipped,
         initial=case.initial(),
-        energy=energy,
+        energy=metered.energy,
     )
     return Generated(run, writer.text, tuple(writer.new), case.trace)
 
@@ -124,19 +130,9 @@ def check(
                 f"policy {policy.name}: {what} needs counts of combinations; give --metadata FILE, "
                 "as crisp prepare writes it"
             )
-    if hardware is None and _timed(policy):
-        raise CrispError(f"order {policy.order.name}: needs times; give --hardware")
+    check_times(policy, hardware)
     if max_new_tokens < 1:
         raise CrispError(f"--max-new-tokens {max_new_tokens}: expected 1 or more")
-
-
-def energy(states: States) -> Energy | str:
-    """TODO"""
-    return "no meter"
-
-
-def _timed(policy: Policy) -> bool:
-    return policy.order.rule is not None and policy.order.rule.timed
 
 
 def _case(
@@ -209,7 +205,7 @@ def _prompt(model: Resident, prompt: str, max_new_tokens: int) -> list[int]:
 
 
 def _write(
-    model: Resident, prompt: list[int], max_new_tokens: int, chunk: int, writer: _Writer
+    model: Resident, prompt: list[int], max_new_tokens: int, chunk: int, writer: Writer
 ) -> None:
     """Let transformers drive the model: greedily, the prompt in chunks."""
     torch, transformers, own = need("torch"), need("transformers"), model.loaded.model
@@ -235,7 +231,7 @@ def _write(
         own.generation_config = published
 
 
-class _Writer:
+class Writer:
     """Takes tokens as transformers' streamers do, and hands on the text they add."""
 
     def __init__(self, tokenizer: Any, prompt: list[int], on_text: Callable[[str], None]) -> None:

@@ -23,7 +23,7 @@ def available() -> int | None:
 def group_limit() -> int | None:
     """Bytes that the process's memory group (cgroup) may have; None: as many as there are."""
     limits = [limit for limit in (_number(folder / name) for folder, name, _ in _groups()) if limit]
-    return next((limit for limit in limits if limit < _NO_LIMIT), None)
+    return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
 
 def check_available(n_bytes: int, what: str) -> None:
@@ -46,26 +46,35 @@ def _machine() -> int | None:
 
 
 def _group() -> int | None:
-    """What the process's memory group (cgroup version 1 or 2) still allows, file cache excepted."""
+    """What the process's memory groups (cgroup version 1 or 2) still allow, file cache excepted."""
+    rooms = []
     for folder, *names in _groups():
         limit, usage = (_number(folder / name) for name in names)
         if limit is not None and usage is not None:
-            return limit - usage + _cache(folder)
-    return None
+            rooms.append(limit - usage + _cache(folder))
+    return min(rooms, default=None)
 
 
 def _groups() -> Iterator[tuple[Path, str, str]]:
-    """The process's groups that may limit memory: folder, names of the limit and of the usage."""
+    """What may limit the process's memory: its group and those around it, each as folder, name of
+    the limit, name of the usage.
+    """
     try:
         entries = [line.split(":", 2) for line in _OWN_GROUP.read_text("utf-8").splitlines()]
     except OSError:
         return
     for _, controllers, path in entries:
-        own = path.lstrip("/")
         if controllers == "memory":
-            yield _GROUPS / "memory" / own, "memory.limit_in_bytes", "memory.usage_in_bytes"
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes"
         elif not controllers:
-            yield _GROUPS / own, "memory.max", "memory.current"
+            names = "memory.max", "memory.current"
+        else:
+            continue
+        top = _GROUPS / controllers
+        own = top / path.lstrip("/")
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(top):
+                yield folder, *names
 
 
 def _cache(folder: Path) -> int:
@@ -75,7 +84,8 @@ def _cache(folder: Path) -> int:
     except OSError:
         return 0
     found = dict(line.split()[:2] for line in lines if len(line.split()) == 2)
-    return int(found.get("total_cache", found.get("file", 0)))
+    lists = ("active_file", "inactive_file")  # not what lies in a tmpfs, which must stay
+    return sum(int(found.get(f"total_{name}", found.get(name, 0))) for name in lists)
 
 
 def _number(path: Path) -> int | None:

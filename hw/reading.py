@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from crisp.model import PAGE
 from hw.errors import DeviceError
+from hw.pack_format import header
 from hw.store import Store
 
 SIZES = (1 << 18, 1 << 20, 1 << 22, 1 << 24)  # bytes of one system call that are tried
@@ -20,7 +23,7 @@ class Files:
     """A store's files, open for reading at any place; `close` when done."""
 
     def __init__(self, store: Store) -> None:
-        """Raises DeviceError for a file that cannot be read, or is not as long as it was."""
+        """Raises DeviceError for a file that cannot be read, or is not the one it was."""
         self._store = store
         self.why_not_direct: str | None = None
         self.direct = True
@@ -29,10 +32,7 @@ class Files:
         try:
             for row, path in enumerate(store.files):
                 self._files.append(self._open(path))
-                expected = store.offset(row, store.spec.n_experts - 1, store.spec.n_blocks)
-                found = os.fstat(self._files[-1]).st_size
-                if found != expected:
-                    raise DeviceError(f"{path}: is {found} bytes, and was {expected}")
+                self._check(row)
         except BaseException:
             self.close()
             raise
@@ -40,7 +40,9 @@ class Files:
     def close(self) -> None:
         """Close all files; more than once is fine."""
         while self._files:
-            os.close(self._files.pop())
+            file = self._files.pop()
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
 
     def read(self, row: int, expert: int, first: int, places: Sequence[memoryview]) -> None:
         """Blocks [first, first + len(places)) of an expert, each into its place, page-aligned.
@@ -52,9 +54,8 @@ class Files:
         offset = self._store.offset(row, expert, first)
         for pieces in _requests(places, self.read_bytes):
             offset = self._fill(path, file, offset, pieces)
-        if not self.direct:
-            start = self._store.offset(row, expert, first)
-            os.posix_fadvise(file, start, offset - start, os.POSIX_FADV_DONTNEED)
+        start = self._store.offset(row, expert, first)
+        self._forget(file, start, offset - start)
 
     def choose_size(self, buffer: memoryview, clock: Callable[[], int] = time.monotonic_ns) -> None:
         """Set `read_bytes` to what reads fastest here, by reading the first file into ``buffer``.
@@ -63,13 +64,13 @@ class Files:
         """
         most = min(len(buffer), _TRIAL, os.fstat(self._files[0]).st_size - PAGE)
         most -= most % PAGE
-        sizes = [size for size in SIZES if 2 * size <= most]
         taken: dict[int, int] = {}
-        for size in sizes:
+        for size in 2 * [size for size in SIZES if 2 * size <= most]:  # what is first starts cold
             begin, offset = clock(), PAGE
             for pieces in _requests([buffer[:most]], size):
                 offset = self._fill(self._store.files[0], self._files[0], offset, pieces)
-            taken[size] = clock() - begin
+            taken[size] = min(clock() - begin, taken.get(size, 1 << 62))
+            self._forget(self._files[0], PAGE, most)
         if taken:
             self.read_bytes = min(taken, key=taken.__getitem__)
 
@@ -83,9 +84,31 @@ class Files:
                         raise
                     self.direct = False
                     self.why_not_direct = f"{path.parent}: O_DIRECT is refused: {error.strerror}"
-            return os.open(path, os.O_RDONLY)
+            file = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise DeviceError(f"{path}: cannot be read: {error.strerror}") from error
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # reading ahead is of no use
+        return file
+
+    def _check(self, row: int) -> None:
+        """Raise DeviceError unless a file is as long as it was, and has its header."""
+        path, file, store = self._store.files[row], self._files[row], self._store
+        expected = store.offset(row, store.spec.n_experts - 1, store.spec.n_blocks)
+        found = os.fstat(file).st_size
+        if found != expected:
+            raise DeviceError(f"{path}: is {found} bytes, and was {expected}")
+        known = header(store.spec, store.spec.moe_layers[row], store.tables[row])
+        with mmap.mmap(-1, len(known)) as begin:
+            with memoryview(begin) as place:
+                self._fill(path, file, 0, [place])
+            if begin[:] != known:
+                raise DeviceError(f"{path}: is another file than it was (its header differs)")
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # what opening the store has left
+
+    def _forget(self, file: int, start: int, length: int) -> None:
+        """Leave nothing in the page cache, where reading goes by it."""
+        if not self.direct:
+            os.posix_fadvise(file, start, length, os.POSIX_FADV_DONTNEED)
 
     def _fill(self, path: Path, file: int, offset: int, places: list[memoryview]) -> int:
         """Fill the places with the file's bytes from ``offset`` on; returns where they end."""
@@ -94,8 +117,10 @@ class Files:
                 count = os.preadv(file, places, offset)
             except OSError as error:
                 raise DeviceError(f"{path}: cannot be read: {error.strerror or error}") from error
+            if self.direct:
+                count -= count % PAGE  # one cannot go on from the middle of a page
             if not count:
-                raise DeviceError(f"{path}: became shorter while it was read")
+                raise DeviceError(f"{path}: ends at byte {offset}, where it went on before")
             offset += count
             while places and count >= len(places[0]):
                 count -= len(places.pop(0))
@@ -134,15 +159,25 @@ class Pace:
         self,
         bytes_per_second: int,
         clock: Callable[[], int],
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], bool] | None = None,
     ) -> None:
-        self._rate, self._clock, self._sleep = bytes_per_second, clock, sleep
-        self._due = clock()
+        """sleep: for so many seconds; returns whether there is nothing more to wait for."""
+        self._rate, self._clock, self._end = bytes_per_second, clock, threading.Event()
+        self._sleep = sleep or self._end.wait
+        self._since, self._bytes = clock(), 0  # without a pause, and how much since then
+
+    def stop(self) -> None:
+        """Whoever waits, waits no longer."""
+        self._end.set()
 
     def wait(self, start: int, n_bytes: int) -> None:
         """Return when a request of ``n_bytes`` that began at ``start`` is due, or is late."""
-        if start - self._due > self.SLACK:
-            self._due = start
-        self._due += n_bytes * 10**9 // self._rate
-        while (left := self._due - self._clock()) > 0:
-            self._sleep(left / 1e9)
+        if start - self._due() > self.SLACK:
+            self._since, self._bytes = start, 0
+        self._bytes += n_bytes
+        due = self._due()
+        while (left := due - self._clock()) > 0 and not self._sleep(left / 1e9):
+            pass
+
+    def _due(self) -> int:
+        return self._since - (-self._bytes * 10**9 // self._rate)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from matrix import GEOMETRIES, MODES, measure_all
+from matrix import GEOMETRIES, MODES, beside_all, measure_all
 from page import page
 
 from crisp.errors import CrispError
@@ -26,17 +26,24 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=45, help="of each calibration")
     parser.add_argument("--stores", type=Path, help="a folder to keep the stores in")
+    parser.add_argument("--raw-only", action="store_true", help="renew what stands beside reads")
     parser.add_argument("--out", type=Path, default=Path("docs/fidelity.md"))
     asked = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory(dir=asked.stores or Path()) as folder:
-            content = measure_all(
-                Path(folder), asked.tokens, asked.repeats, asked.seconds, MODES, GEOMETRIES
-            )
+            place, record = Path(folder), asked.out.with_suffix(".json")
+            if asked.raw_only:
+                content = json.loads(record.read_text("utf-8"))
+                beside = beside_all(place, asked.tokens, asked.repeats, GEOMETRIES)
+                content["beside_raw"] = beside
+            else:
+                content = measure_all(
+                    place, asked.tokens, asked.repeats, asked.seconds, MODES, GEOMETRIES
+                )
     except CrispError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    with atomic(asked.out.with_suffix(".json")) as temporary:
+    with atomic(record) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     with atomic(asked.out) as temporary:
         temporary.write_text(page(content), encoding="utf-8")

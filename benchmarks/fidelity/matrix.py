@@ -118,11 +118,9 @@ def measure_all(
     geometries: Sequence[Geometry],
 ) -> dict[str, Any]:
     """Everything of the page: conditions, and a record of each run that was made."""
-    runs, simulated = [], []
+    runs, simulated, beside = [], [], []
     for number, geometry in enumerate(geometries):
-        path = folder / f"store-{number}"
-        _say(f"{geometry.name}: packing random weights")
-        store = pack_synthetic(ModelSpec.from_config(geometry.config, geometry.name), path)
+        store = _packed(geometry, folder / f"store-{number}")
         for mode, limit in modes.items():
             options = Options(link_limit=limit)
             _say(f"{geometry.name}, {mode}: calibrating")
@@ -141,9 +139,12 @@ def measure_all(
                         | {"repeat": repeat}
                         | _measure(cell.case(store, tokens), store, options, expected[cell])
                     )
-                    _say(f"{mode} {cell.policy} {cell.budget} {cell.granularity}: "
-                         f"{runs[-1]['ms_per_token']:.1f} ms, simulated "
-                         f"{expected[cell].facts['ms_per_token']:.1f}")  # fmt: skip
+                    _say(
+                        f"{mode} {cell.policy} {cell.budget} {cell.granularity}: "
+                        f"{runs[-1]['ms_per_token']:.1f} ms, simulated "
+                        f"{expected[cell].facts['ms_per_token']:.1f}"
+                    )
+        beside += _beside(geometry, store, tokens, repeats)
     return {
         "conditions": {
             "date": datetime.date.today().isoformat(),
@@ -157,7 +158,51 @@ def measure_all(
         },
         "simulated": simulated,
         "runs": runs,
+        "beside_raw": beside,
     }
+
+
+def beside_all(
+    folder: Path, tokens: int, repeats: int, geometries: Sequence[Geometry]
+) -> list[dict[str, Any]]:
+    """The runs beside plain reads alone."""
+    found = []
+    for number, geometry in enumerate(geometries):
+        store = _packed(geometry, folder / f"store-{number}")
+        found += _beside(geometry, store, tokens, repeats)
+    return found
+
+
+def _packed(geometry: Geometry, path: Path) -> Store:
+    _say(f"{geometry.name}: packing random weights")
+    return pack_synthetic(ModelSpec.from_config(geometry.config, geometry.name), path)
+
+
+def _beside(geometry: Geometry, store: Store, tokens: int, repeats: int) -> list[dict[str, Any]]:
+    """Runs in which plain reads of one block stand between any two events.
+
+    A disk that others use as well changes its speed from one second to the next; so close together
+    both see the same. With prefetching the link has no pause to read in.
+    """
+    found, draw = [], random.Random(1)
+    own = [cell for cell in cells(geometry) if cell.granularity == "block"]
+    own = [cell for cell in own if cell.policy in ("lru", "crisp")]
+    for repeat in range(repeats):
+        for cell in draw.sample(own, len(own)):
+            reads = _Reads(store, 1)
+            case = cell.case(store, tokens)
+            run = replay(case, store, Options(), outputs=lambda _, reads=reads: reads.some())
+            link = run.metrics["link_busy"] * run.metrics["total_ns"]
+            took = run.metrics["total_ns"] - reads.ns
+            found.append(
+                _named(cell, "free")
+                | {"repeat": repeat, "ns": took, "link_ns": int(link), "raw_ns": reads.ns}
+                | {"raw_bytes": reads.bytes, "bytes": run.metrics["bytes_loaded"]}
+            )
+            ratio = took * reads.bytes / (found[-1]["bytes"] * reads.ns)
+            _say(f"beside plain reads {cell.policy} {cell.budget}: {ratio:.3f}")
+            reads.close()
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,24 +264,38 @@ def _events(rows: Rows) -> npt.NDArray[np.float64]:
     return np.diff(last, prepend=0.0)
 
 
-def _probe(store: Store, blocks: int, total: int = 128_000_000) -> float:
-    """Plain O_DIRECT reads of so many blocks at random places: GB/s."""
-    size = blocks * store.spec.block_bytes
-    buffer = mmap.mmap(-1, size)
-    draw = random.Random(0)
-    path = store.files[draw.randrange(len(store.files))]
-    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    try:
-        spans = (path.stat().st_size - PAGE) // size
-        places = [PAGE + size * draw.randrange(spans) for _ in range(max(4, total // size))]
-        begin = time.perf_counter()
-        for place in places:
-            done = 0
-            while done < size:
-                done += os.preadv(file, [memoryview(buffer)[done:]], place + done)
-        return len(places) * size / (time.perf_counter() - begin) / 1e9
-    finally:
-        os.close(file)
+class _Reads:
+    """Plain O_DIRECT reads of so many blocks at random places of a store's first file."""
+
+    def __init__(self, store: Store, blocks: int) -> None:
+        self._size = blocks * store.spec.block_bytes
+        self._buffer = memoryview(mmap.mmap(-1, self._size))
+        self._draw, path = random.Random(0), store.files[0]
+        self._spans = (path.stat().st_size - PAGE) // self._size
+        self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        self.bytes = self.ns = 0
+
+    def some(self, least: int = 24_000_000) -> None:
+        """Read at least so many bytes."""
+        begin, end = time.perf_counter_ns(), self.bytes + least
+        while self.bytes < end:
+            place, done = PAGE + self._size * self._draw.randrange(self._spans), 0
+            while done < self._size:
+                done += os.preadv(self._file, [self._buffer[done:]], place + done)
+            self.bytes += done
+        self.ns += time.perf_counter_ns() - begin
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def _probe(store: Store, blocks: int) -> float:
+    """The rate of plain reads of so many blocks: GB/s."""
+    reads = _Reads(store, blocks)
+    reads.some(128_000_000)
+    reads.close()
+    return reads.bytes / reads.ns
 
 
 def _say(text: str) -> None:

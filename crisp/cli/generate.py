@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from crisp.metadata import Metadata
     from crisp.run import Run
     from hw.store import Store
+    from hw.telemetry import meters
 
 
 def generate(
@@ -35,8 +36,9 @@ def generate(
         ),
     ] = False,
     hardware: Annotated[
-        str | None, typer.Option(help="A machine's profile, for order johnson.")
+        str | None, typer.Option(help="A machine's profile, for order johnson and modelled energy.")
     ] = None,
+    modelled_energy: flags.ModelledEnergy = False,
     metadata: Annotated[
         Path | None,
         typer.Option(
@@ -68,9 +70,10 @@ def generate(
     from crisp.cli.progress import progress_share
     from crisp.cli.targets import check_no_folder, check_outputs
     from crisp.policy import Budget, named
-    from crisp.units import parse_bytes
+    from crisp.units import parse_rate
     from hw.generate import check
     from hw.generate import generate as run
+    from hw.metering import power_model
     from hw.options import Options
     from hw.resident import open_resident
     from hw.store import Store
@@ -89,7 +92,7 @@ def generate(
     files = {f"--{option}": name for option, name in vars(outputs).items()}
     check_outputs({**files, "--record": record}, inputs)
     asked = Budget.parse(budget)
-    limited = None if link_limit is None else parse_bytes(link_limit, f"--link-limit {link_limit}")
+    limited = None if link_limit is None else parse_rate(link_limit, "--link-limit")
     options = Options(device, threads, limited, verify)
     conditions = Conditions(granularity, "all", 1, chunk, seed)
     chosen = named(
@@ -97,6 +100,7 @@ def generate(
         seed=seed,
     )  # fmt: skip
     machine = None if hardware is None else hardware_profile(hardware)
+    power_model(machine, modelled_energy)  # else it would be missed after loading
     opened = Store.open(store)
     asked.capacity(opened.spec, chosen.cache)
     found = _metadata(model, metadata, opened)
@@ -123,6 +127,8 @@ def generate(
             split=None if found is None else f"profile: {found[0].name}; run: all rows",
             conditions=conditions,
             hardware=machine,
+            meter=meters()[0],
+            modelled_energy=modelled_energy,
             sinks=sinks,
             on_text=tell,
         )

@@ -21,7 +21,7 @@ from crisp.energy import Probe, Reading
 ROOT = Path("/sys/class/powercap")
 INTERVAL = 0.5  # seconds between samples
 UPDATE_NS = 1_000_000  # counters are renewed about so often
-MOST_WATTS = 1000  # no package draws more: how soon a counter may begin anew
+MOST_WATTS = 1000  # no package draws more: how soon a counter may begin anew, how fast it rises
 
 _ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
 _NEEDS_ROOT = (
@@ -41,6 +41,7 @@ class Zone:
     name: str
     path: Path
     span: int
+    package: bool  # else its memory
 
     def read(self) -> int:
         """The counter in µJ; OSError or ValueError if it cannot be read."""
@@ -54,7 +55,7 @@ class _Window:
     zones: list[Zone] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
     reason: str | None = None
-    gained: int = 0
+    gained: list[int] = field(default_factory=list)
     samples: int = 0
     first: int = 0
     last: int = 0
@@ -99,10 +100,11 @@ class Rapl:
         if self._window.reason is not None:
             return
         try:
-            self._window.zones = find_zones(self._root)
+            zones = find_zones(self._root)
         except (OSError, ValueError) as error:
             self._window.reason = _told(error)
             return
+        self._window.zones, self._window.gained = zones, [0] * len(zones)
         self.sample()
         self._ended.clear()
         self._thread = threading.Thread(target=self._serve, name="crisp-rapl", daemon=True)
@@ -116,13 +118,18 @@ class Rapl:
             self._thread = None
             self.sample()
         own = self._window
+        counted = [zone for zone, gain in zip(own.zones, own.gained, strict=True) if gain]
+        for zone in own.zones:  # a package always draws; some memory has a counter that never moves
+            if own.reason is None and zone.package and zone not in counted:
+                own.reason = f"{zone.name}: its counter did not move, so it counts nothing here"
         length = own.last - own.first
-        joules = None if own.reason is not None else own.gained / 1e6
+        joules = None if own.reason is not None else sum(own.gained) / 1e6
         blurred = 2 * (UPDATE_NS + own.slowest)  # at the ends
+        zones = own.zones if joules is None else counted
         return Reading(
             joules=joules,
             reason=own.reason,
-            source=_source(own.zones) if own.zones else self.name,
+            source=_source(zones) if zones else self.name,
             method=f"energy counters, read every {self._interval:g} s, "
             f"at most {own.longest / 1e9:.3g} s apart",
             samples=own.samples,
@@ -145,14 +152,23 @@ class Rapl:
         own.slowest = max(own.slowest, now - before)
         if own.samples:
             own.longest = max(own.longest, now - own.last)
-            for zone, old, new in zip(own.zones, own.values, values, strict=True):
+            most = MOST_WATTS * (now - own.last + own.slowest + UPDATE_NS) / 1e3
+            for place, zone in enumerate(own.zones):
+                old, new = own.values[place], values[place]
+                gain = new - old if new >= old else new + zone.span - old
                 if own.longest / 1e9 > zone.span / 1e6 / MOST_WATTS:
                     own.reason = (
                         f"{zone.name}: was not read for {own.longest / 1e9:.3g} s, in which it may "
                         "have begun anew more than once"
                     )
                     return
-                own.gained += new - old if new >= old else new + zone.span - old
+                if gain > most:
+                    own.reason = (
+                        f"{zone.name}: rose by {gain / 1e6:.3g} J in {(now - own.last) / 1e9:.3g} "
+                        "s, more than a processor draws: its counter was set back"
+                    )
+                    return
+                own.gained[place] += gain
         else:
             own.first = now
         own.values, own.last = values, now
@@ -180,7 +196,7 @@ def find_zones(root: Path) -> list[Zone]:
         own = names[parent] + " " if parent in packages else ""
         if zone in packages or (own and name == "dram"):
             span = int((root / zone / "max_energy_range_uj").read_text("ascii"))
-            chosen.append(Zone(own + name, root / zone, span))
+            chosen.append(Zone(own + name, root / zone, span, zone in packages))
     return chosen
 
 

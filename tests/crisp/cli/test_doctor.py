@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tomllib
@@ -58,7 +57,7 @@ def test_everything_has_a_line_and_what_is_missing_a_remedy(
 def test_json_goes_to_a_file_too(crisp: Callable, tmp_path: Path) -> None:
     done = crisp("doctor", "--dir", tmp_path, "--json", tmp_path / "x.json")
     assert done.out.startswith("ok  python")
-    assert [f["what"] for f in json.loads((tmp_path / "x.json").read_text())][0] == "python"
+    assert json.loads((tmp_path / "x.json").read_text())[0]["what"] == "python"
 
 
 def test_the_extras_are_those_of_the_package() -> None:

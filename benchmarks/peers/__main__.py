@@ -1,0 +1,163 @@
+"""Tokens a second of CRISP and of what people use today, under one memory cap: docs/peers.md.
+
+Run it with `make peers`, as root (memory cgroups), on a quiet machine: ten minutes, 8 GB of disk.
+Every contestant runs the same random weights, alone, from cold caches, in a group whose cap counts
+the page cache: what its process takes without experts, and a share of the experts' bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import model
+from cgroup import Group, NoGroup, group
+from page import page
+
+HERE = Path(__file__).parent
+SHARES = (0.2, 0.5, 1.0)
+SLACK = 64_000_000  # bytes beside what a process was seen to take
+CONTESTANTS = ("crisp", "llama.cpp", "accelerate")
+PACKAGES = ("torch", "transformers", "accelerate", "llama-cpp-python", "numba")
+
+
+def prepare(folder: Path) -> None:
+    """The checkpoint, the same as GGUF, and as a store."""
+    for script, *arguments in (
+        ("model.py", folder / "model"),
+        ("to_gguf.py", folder / "model", folder / "model.gguf"),
+    ):
+        _say(f"{script}: {arguments[-1].name}")
+        subprocess.run([sys.executable, HERE / script, *arguments], check=True)
+    pack = ["-m", "crisp", "pack", folder / "model", "--out", folder / "store"]
+    subprocess.run([sys.executable, *pack], check=True, stdout=sys.stderr)
+
+
+def run(
+    own: Group, folder: Path, name: str, cap: int | None, asked: argparse.Namespace, **how: Any
+) -> dict[str, Any]:
+    """One contestant's result, or why there is none."""
+    own.limit(cap)
+    options = [part for key, value in how.items() for part in (f"--{key}", str(value))]
+    command = [
+        sys.executable, str(HERE / "runs.py"), name, str(folder),
+        "--threads", str(asked.threads), "--tokens", str(asked.tokens),
+        "--seconds", str(asked.seconds), *options,
+    ]  # fmt: skip
+    try:
+        done = own.run(command, 8 * asked.seconds)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"no end after {8 * asked.seconds:.0f} s"}
+    finally:
+        own.limit(None)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [""]
+        killed = done.returncode in (-9, 137)
+        return {"failed": "killed: out of memory" if killed else last[0][:200]}
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def base(name: str, found: dict[str, Any], budget: int) -> int:
+    """Bytes that a process takes without experts, from a run that held hardly any."""
+    if name == "crisp":
+        return int(found["RssAnon"]) - budget
+    layer = model.EXPERT_BYTES // model.LAYERS if name == "accelerate" else 0  # it loads whole ones
+    return int(found["RssAnon"]) + layer
+
+
+def main() -> int:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=40)
+    parser.add_argument("--folder", type=Path, help="to keep the model in, or where it is")
+    parser.add_argument("--out", type=Path, default=Path("docs/peers.md"))
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=Path()) as scratch:
+        folder = asked.folder or Path(scratch)
+        try:
+            with group() as own:
+                content = measure(own, folder, asked)
+        except NoGroup as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+    asked.out.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    asked.out.write_text(page(content), "utf-8")
+    return 0
+
+
+def measure(own: Group, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    """Everything of the page."""
+    if not (folder / "store").exists():
+        prepare(folder)
+    small = model.EXPERT_BYTES // 10
+    bases, results = {}, []
+    for name in CONTESTANTS:
+        how = {"budget": small} if name == "crisp" else {}
+        found = run(
+            own, folder, name, None, argparse.Namespace(**vars(asked) | {"tokens": 2}), **how
+        )
+        _say(f"{name}, to see its size: {found}")
+        bases[name] = base(name, found, small)
+    for share in SHARES:
+        for name in CONTESTANTS:
+            cap = bases[name] + int(share * model.EXPERT_BYTES) + SLACK
+            how = {}
+            if name == "crisp":
+                how = {"budget": int(share * model.EXPERT_BYTES)}
+            elif name == "accelerate":
+                how = {"resident": int(share * model.LAYERS)}
+            found = run(own, folder, name, cap, asked, **how)
+            results.append({"contestant": name, "share": share, "cap": cap, **found})
+            _say(f"{name} at {share:.0%}: {_speed(found)}")
+    found = run(own, folder, "transformers", None, asked)
+    results.append({"contestant": "transformers", "share": None, "cap": None, **found})
+    _say(f"transformers, all in memory: {_speed(found)}")
+    return {
+        "conditions": {
+            "date": datetime.date.today().isoformat(),
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "kernel": platform.release(),
+            "threads": asked.threads,
+            "tokens": asked.tokens,
+            "seconds": asked.seconds,
+            "cgroup": own.version,
+            "expert_bytes": model.EXPERT_BYTES,
+            "token_bytes": model.TOKEN_BYTES,
+            "bases": bases,
+            "slack": SLACK,
+            "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        },
+        "results": results,
+    }
+
+
+def _speed(found: dict[str, Any]) -> str:
+    if "failed" in found:
+        return str(found["failed"])
+    return f"{found['tokens'] / found['seconds']:.2f} tokens/s"
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

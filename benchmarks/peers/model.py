@@ -1,0 +1,64 @@
+"""A checkpoint of Mixtral's shape and random weights, with a tokenizer of numbered words.
+
+One and the same file feeds every contestant. Run alone: `python model.py FOLDER`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+D_MODEL, D_FF, LAYERS, EXPERTS, TOP_K, VOCABULARY = 1024, 3584, 12, 8, 2, 2048
+PROMPT, CONTEXT, SEED = 64, 512, 0
+
+EXPERT_BYTES = 2 * LAYERS * EXPERTS * 3 * D_MODEL * D_FF
+"""of all experts, in bf16"""
+TOKEN_BYTES = EXPERT_BYTES * TOP_K // EXPERTS
+"""of the experts that a token uses"""
+
+
+def prompt() -> list[int]:
+    """Random tokens: so many that nearly every expert is used before the clock starts."""
+    import random
+
+    return random.Random(SEED).choices(range(VOCABULARY), k=PROMPT)
+
+
+def words(tokens: list[int]) -> str:
+    """The text that the tokenizer makes these tokens of."""
+    return " ".join(f"w{token}" for token in tokens)
+
+
+def write(folder: Path) -> None:
+    """Write it: 2.2 GB, and about as much memory meanwhile."""
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast
+
+    config = MixtralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=D_MODEL,
+        intermediate_size=D_FF,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        num_local_experts=EXPERTS,
+        num_experts_per_tok=TOP_K,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=None,
+        eos_token_id=None,
+        dtype=torch.bfloat16,
+    )
+    torch.manual_seed(SEED)
+    torch.set_default_dtype(torch.bfloat16)
+    MixtralForCausalLM(config).save_pretrained(folder)
+    vocabulary = {f"w{token}": token for token in range(VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -1,0 +1,172 @@
+"""One contestant in one process: decodes one sequence greedily; prints what came of it as JSON.
+
+The prompt is read before the clock starts, and so is the first new token's forward pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import model
+
+
+class Enough(Exception):
+    """The time is over."""
+
+
+class Watch:
+    """Notes when each token came, and how large the process was when the last one did."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._times = seconds, list[float]()
+        self._memory: dict[str, int] = {}
+
+    def tick(self) -> None:
+        """A token is there. Raises Enough when the time is over."""
+        self._memory = memory()  # a tenth of a millisecond
+        self._times.append(time.perf_counter())
+        if len(self._times) > 2 and self._times[-1] - self._times[0] > self._seconds:
+            raise Enough
+
+    def result(self) -> dict[str, Any]:
+        """Tokens behind the first, and how long they took."""
+        seconds = self._times[-1] - self._times[0]
+        return {"tokens": len(self._times) - 1, "seconds": seconds, **self._memory}
+
+
+class Streamer:
+    """What transformers tells of new tokens; the prompt comes first."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch, self._begun = watch, False
+        self.tokens: list[int] = []
+
+    def put(self, tokens: Any) -> None:
+        """One more."""
+        if self._begun:
+            self.tokens += tokens.flatten().tolist()
+            self._watch.tick()
+        self._begun = True
+
+    def end(self) -> None:
+        """There are no more."""
+
+
+def transformers(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
+    """All in memory."""
+    return _transformers(asked, watch, {})
+
+
+def accelerate(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
+    """Layers on disk, but for the first ``asked.resident``."""
+    places: dict[str, str] = {"model.embed_tokens": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
+    places["model.rotary_emb"] = "cpu"
+    for layer in range(model.LAYERS):
+        places[f"model.layers.{layer}"] = "cpu" if layer < asked.resident else "disk"
+    how = {"device_map": places, "offload_folder": str(asked.folder / "offload")}
+    return _transformers(asked, watch, how)
+
+
+def _transformers(asked: argparse.Namespace, watch: Watch, how: dict[str, Any]) -> dict[str, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(asked.threads)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        asked.folder / "model", dtype=torch.bfloat16, **how
+    )
+    ids, streamer = torch.tensor([model.prompt()]), Streamer(watch)
+    with suppress(Enough):
+        loaded.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0,
+            max_new_tokens=asked.tokens + 1, streamer=streamer,
+        )  # fmt: skip
+    return {"ids": streamer.tokens}
+
+
+def llama(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
+    """llama.cpp with its weights mapped."""
+    import numpy as np
+    from llama_cpp import Llama
+
+    loaded = Llama(
+        str(asked.folder / "model.gguf"), n_ctx=model.CONTEXT, use_mmap=True, verbose=False,
+        n_threads=asked.threads, n_threads_batch=asked.threads, logits_all=False,
+    )  # fmt: skip
+    fed, ids = model.prompt(), list[int]()
+    with suppress(Enough):
+        for _ in range(asked.tokens + 1):
+            loaded.eval(fed)
+            logits = loaded._ctx.get_logits()  # of the last token: only its were asked for
+            ids.append(int(np.ctypeslib.as_array(logits, (model.VOCABULARY,)).argmax()))
+            fed = ids[-1:]
+            watch.tick()
+    return {"ids": ids}
+
+
+def crisp(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
+    """Experts in a store, ``asked.budget`` bytes of them in memory."""
+    from crisp.case import Conditions
+    from crisp.policy import Budget, named
+    from hw.generate import generate
+    from hw.options import Options
+    from hw.resident import open_resident
+    from hw.store import Store
+
+    resident = open_resident(asked.folder / "model", Store.open(asked.folder / "store"))
+    told: list[str] = []
+
+    def on_text(text: str) -> None:
+        told.append(text)
+        watch.tick()
+
+    with suppress(Enough):
+        generate(
+            resident, named(asked.policy), Budget.parse(f"{asked.budget}B"),
+            Options(threads=asked.threads), model.words(model.prompt()), asked.tokens + 1,
+            conditions=Conditions(granularity="block"), on_text=on_text,
+        )  # fmt: skip
+    return {"ids": [int(word[1:]) for word in "".join(told).split()]}
+
+
+CONTESTANTS: dict[str, Callable[[argparse.Namespace, Watch], dict[str, Any]]] = {
+    "crisp": crisp,
+    "llama.cpp": llama,
+    "accelerate": accelerate,
+    "transformers": transformers,
+}
+
+
+def memory() -> dict[str, int]:
+    """Bytes of this process: anonymous, and of mapped files."""
+    status = dict(
+        line.split(":", 1) for line in Path("/proc/self/status").read_text("utf-8").splitlines()
+    )
+    return {name: 1024 * int(status[name].split()[0]) for name in ("RssAnon", "RssFile")}
+
+
+def main() -> None:
+    """Run one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("contestant", choices=CONTESTANTS)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--tokens", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--budget", type=int, default=0, help="crisp: bytes for experts")
+    parser.add_argument("--policy", default="lru", help="crisp: one of full width")
+    parser.add_argument("--resident", type=int, default=0, help="accelerate: layers in memory")
+    asked = parser.parse_args()
+    watch = Watch(asked.seconds)
+    found = CONTESTANTS[asked.contestant](asked, watch)
+    print(json.dumps(found | watch.result()))
+
+
+if __name__ == "__main__":
+    main()

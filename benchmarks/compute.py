@@ -1,9 +1,9 @@
 """Times the cpu device's arithmetic at Mixtral's geometry: what half the width costs of the whole.
 
-Run it with `make bench`. One expert of 8 blocks of 1792 neurons in bf16, random, in a pool whose
-slots are taken in turn by so many experts that no cache of the processor has them; beside it torch's
-three linear layers on weights of the same sizes in the same turns. Everything in this run, on one
-thread, rounds interleaved; no weight is copied or converted (tests/hw/test_arithmetic.py).
+Run it with `make bench`. One expert of 8 blocks of 1792 neurons in bf16, random, by turns one of
+three, so that no cache of the processor has it; beside it torch, as one writes it, on one block of
+the same weights. All on one thread and interleaved. No weight is copied or converted on the way:
+see `test_no_weight_is_copied`.
 """
 
 from __future__ import annotations

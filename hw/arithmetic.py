@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from crisp.adapter import need
 from hw.batch import Work
 from hw.cpu_kernels import GELU, GPT_OSS, POOL_TYPES, SILU, activate, gather, project, run
 from hw.device import Piece
+from hw.errors import DeviceError
 from hw.store import Store
 
 _KINDS = {"silu": SILU, "gelu": GELU, "gpt_oss": GPT_OSS}
@@ -38,9 +40,19 @@ class Arithmetic:
         self._helpers = ThreadPoolExecutor(threads - 1) if threads > 1 else None
 
     def prepare(self) -> None:
-        """Compile, and start threads: with slot 0, whatever is in it."""
+        """Compile, and start threads: with slot 0, whatever is in it.
+
+        Raises DeviceError if what was compiled cannot be kept, or is damaged.
+        """
         row = np.zeros((1, self._spec.d_model), np.float32)
-        self._run(row, [0], [1], np.array([1]), np.zeros_like(row))
+        try:
+            self._run(row, [0], [1], np.array([1]), np.zeros_like(row))
+        except (OSError, EOFError, UnpicklingError) as error:
+            folder = run.stats.cache_path
+            raise DeviceError(
+                f"{folder}: {error}; room for compiled code (cpu_kernels.*) was expected here, and "
+                "nothing damaged; it may be deleted, or NUMBA_CACHE_DIR name another folder"
+            ) from error
 
     def close(self) -> None:
         """End all threads of its own, and let go of the pool."""

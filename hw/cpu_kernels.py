@@ -4,6 +4,7 @@ Weights of half precision are widened in registers, eight at a time, and never c
 float32. Against torch 2.13 on one thread of an AMD EPYC with AVX2, 1792 x 4096 in bf16: a row by
 gate or up 0.6 ms (torch 1.4), by the down projection 0.6 ms (1.1 at best, 47 as one writes it); 64
 rows 23 ms (85) and 28 ms (3,160), for torch multiplies halves slowly without instructions for them.
+Rows are slices, for an index that might be negative costs their loops six times as much.
 A call takes all blocks of a piece, for 40 us of Python around each of them would be half the time
 of small ones. `benchmarks/compute.py` has the speeds of whole experts.
 
@@ -68,24 +69,29 @@ def project(
 ) -> None:
     """hidden[:, which] = x w^T of neurons [first, last), w from number ``at`` of the slot on."""
     rows, d = x.shape
+    block = pool[slot]
     rest = last - (last - first) % 4
     for i in range(first, rest, 4):  # four neurons share what is read of x
         w = at + i * d
+        p, q, s, t = block[w:], block[w + d :], block[w + 2 * d :], block[w + 3 * d :]
         for r in range(rows):
+            row = x[r]
             a, b, c, e = _ZERO, _ZERO, _ZERO, _ZERO
             for j in range(d):
-                v = x[r, j]
-                a += v * _widen(pool[slot, w + j])
-                b += v * _widen(pool[slot, w + d + j])
-                c += v * _widen(pool[slot, w + 2 * d + j])
-                e += v * _widen(pool[slot, w + 3 * d + j])
+                v = row[j]
+                a += v * _widen(p[j])
+                b += v * _widen(q[j])
+                c += v * _widen(s[j])
+                e += v * _widen(t[j])
             hidden[r, which, i], hidden[r, which, i + 1] = a, b
             hidden[r, which, i + 2], hidden[r, which, i + 3] = c, e
     for i in range(rest, last):
+        p = block[at + i * d :]
         for r in range(rows):
+            row = x[r]
             a = _ZERO
             for j in range(d):
-                a += x[r, j] * _widen(pool[slot, at + i * d + j])
+                a += row[j] * _widen(p[j])
             hidden[r, which, i] = a
 
 
@@ -117,27 +123,30 @@ def gather(
 ) -> None:
     """out += hidden[:, 0] w of columns [first, last), w from number ``at`` on."""
     d = out.shape[1]
-    own = np.empty(_TILE, np.float32)
+    block = pool[slot]
+    whole = np.empty(_TILE, np.float32)
     for low in range(first, last, _TILE):
         size = min(last - low, _TILE)
+        own = whole[:size]
         for r in range(out.shape[0]):
-            own[:size] = _ZERO
+            own[:] = _ZERO
             for i in range(0, neurons - 7, 8):  # eight neurons share a pass over the tile
+                w = at + i * d + low
                 a, b, c, e = hidden[r, 0, i : i + 4]
                 f, g, k, m = hidden[r, 0, i + 4 : i + 8]
-                w = at + i * d + low
+                n, o, p, q = block[w:], block[w + d :], block[w + 2 * d :], block[w + 3 * d :]
+                w += 4 * d
+                s, t, u, v = block[w:], block[w + d :], block[w + 2 * d :], block[w + 3 * d :]
                 for j in range(size):
-                    q = w + j
                     own[j] += (
-                        a * _widen(pool[slot, q]) + b * _widen(pool[slot, q + d])
-                        + c * _widen(pool[slot, q + 2 * d]) + e * _widen(pool[slot, q + 3 * d])
+                        a * _widen(n[j]) + b * _widen(o[j]) + c * _widen(p[j]) + e * _widen(q[j])
                     ) + (
-                        f * _widen(pool[slot, q + 4 * d]) + g * _widen(pool[slot, q + 5 * d])
-                        + k * _widen(pool[slot, q + 6 * d]) + m * _widen(pool[slot, q + 7 * d])
+                        f * _widen(s[j]) + g * _widen(t[j]) + k * _widen(u[j]) + m * _widen(v[j])
                     )  # fmt: skip
             for i in range(neurons - neurons % 8, neurons):
+                a, n = hidden[r, 0, i], block[at + i * d + low :]
                 for j in range(size):
-                    own[j] += hidden[r, 0, i] * _widen(pool[slot, at + i * d + low + j])
+                    own[j] += a * _widen(n[j])
             for j in range(size):
                 out[r, low + j] += own[j]
 

@@ -34,5 +34,6 @@ def test_the_page(
         assert (end.value.code or 0, err) == (0, ""), command
         flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         assert doctest.OutputChecker().check_output(expected, out, flags), f"{command}:\n{out}"
-    assert "same" in out
+    for what in ("load order", "computed pieces", "resident blocks after each event"):
+        assert f"{what}: identical" in out
     assert json.loads(Path("both.json").read_text(encoding="utf-8"))

@@ -23,7 +23,7 @@ from crisp.hardware import HardwareProfile
 from crisp.model import PAGE, ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
-from crisp.timeline import COMPUTE, END, EVENT, KIND, Rows
+from crisp.timeline import COMPUTE, END, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, Rows
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import bundled
 from crisp.workload import split
@@ -41,6 +41,7 @@ METRICS = ("hits", "partial_hits", "blocks_loaded", "bytes_loaded", "tokens", "l
            "compute_busy", "layer_ms_per_token", "total_ns")  # fmt: skip
 GRANULARITIES = {"fo": ("block",), "lru": ("block", "expert"), "mo": ("block",),
                  "crisp": ("block", "expert")}  # fmt: skip
+_POOL = 256_000_000  # bytes that plain reads go to
 MODES = {"paced": 300_000_000, "free": None}  # bytes a second of the link
 
 
@@ -179,30 +180,52 @@ def _packed(geometry: Geometry, path: Path) -> Store:
 
 
 def _beside(geometry: Geometry, store: Store, tokens: int, repeats: int) -> list[dict[str, Any]]:
-    """Runs in which plain reads of one block stand between any two events.
+    """Runs, and plain reads of the same blocks in the same order, by turns.
 
-    A disk that others use as well changes its speed from one second to the next; so close together
-    both see the same. With prefetching the link has no pause to read in.
+    So both find the same in whatever caches the disk has, and what others do to it touches both.
     """
     found, draw = [], random.Random(1)
     own = [cell for cell in cells(geometry) if cell.granularity == "block"]
     own = [cell for cell in own if cell.policy in ("lru", "crisp")]
     for repeat in range(repeats):
         for cell in draw.sample(own, len(own)):
-            reads = _Reads(store, 1)
-            case = cell.case(store, tokens)
-            run = replay(case, store, Options(), outputs=lambda _, reads=reads: reads.some())
+            seen, case = Seen(), cell.case(store, tokens)
+            run = replay(case, store, Options(), sinks=[seen.sink])
             link = run.metrics["link_busy"] * run.metrics["total_ns"]
-            took = run.metrics["total_ns"] - reads.ns
+            raw = _reread(store, seen.sink.rows)
             found.append(
                 _named(cell, "free")
-                | {"repeat": repeat, "ns": took, "link_ns": int(link), "raw_ns": reads.ns}
-                | {"raw_bytes": reads.bytes, "bytes": run.metrics["bytes_loaded"]}
+                | {"repeat": repeat, "ns": run.metrics["total_ns"], "link_ns": int(link)}
+                | {"raw_ns": raw, "bytes": run.metrics["bytes_loaded"]}
             )
-            ratio = took * reads.bytes / (found[-1]["bytes"] * reads.ns)
-            _say(f"beside plain reads {cell.policy} {cell.budget}: {ratio:.3f}")
-            reads.close()
+            _say(f"beside plain reads {cell.policy} {cell.budget}: {found[-1]['ns'] / raw:.3f}")
     return found
+
+
+def _reread(store: Store, rows: Rows) -> int:
+    """Plain O_DIRECT reads, one after the other, of what was loaded, into memory that is taken by
+    turns; in ns.
+    """
+    size, turn = store.spec.block_bytes, 0
+    slots = _POOL // size
+    memory = mmap.mmap(-1, slots * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)  # as the device's pool
+    buffer = memoryview(memory)
+    buffer[:] = bytes(slots * size)  # it is there
+    files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in store.files]
+    place = {layer: row for row, layer in enumerate(store.spec.moe_layers)}
+    begin = time.perf_counter_ns()
+    for row in rows[rows[:, KIND] == LOAD]:
+        layer, expert, first = int(row[LAYER_ID]), int(row[EXPERT]), int(row[FIRST])
+        offset, done, start = store.offset(place[layer], expert, first), 0, turn * size
+        turn = (turn + 1) % slots
+        while done < size:
+            into = buffer[start + done : start + size]
+            done += os.preadv(files[place[layer]], [into], offset + done)
+    took = time.perf_counter_ns() - begin
+    for file in files:
+        os.close(file)
+    return took
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,38 +287,20 @@ def _events(rows: Rows) -> npt.NDArray[np.float64]:
     return np.diff(last, prepend=0.0)
 
 
-class _Reads:
-    """Plain O_DIRECT reads of so many blocks at random places of a store's first file."""
-
-    def __init__(self, store: Store, blocks: int) -> None:
-        self._size = blocks * store.spec.block_bytes
-        self._buffer = memoryview(mmap.mmap(-1, self._size))
-        self._draw, path = random.Random(0), store.files[0]
-        self._spans = (path.stat().st_size - PAGE) // self._size
-        self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        self.bytes = self.ns = 0
-
-    def some(self, least: int = 24_000_000) -> None:
-        """Read at least so many bytes."""
-        begin, end = time.perf_counter_ns(), self.bytes + least
-        while self.bytes < end:
-            place, done = PAGE + self._size * self._draw.randrange(self._spans), 0
-            while done < self._size:
-                done += os.preadv(self._file, [self._buffer[done:]], place + done)
-            self.bytes += done
-        self.ns += time.perf_counter_ns() - begin
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
-
-
 def _probe(store: Store, blocks: int) -> float:
-    """The rate of plain reads of so many blocks: GB/s."""
-    reads = _Reads(store, blocks)
-    reads.some(128_000_000)
-    reads.close()
-    return reads.bytes / reads.ns
+    """Plain O_DIRECT reads of so many blocks at random places: GB/s."""
+    size, path = blocks * store.spec.block_bytes, store.files[0]
+    buffer, draw = memoryview(mmap.mmap(-1, size)), random.Random(0)
+    file, spans = os.open(path, os.O_RDONLY | os.O_DIRECT), (path.stat().st_size - PAGE) // size
+    places = [PAGE + size * draw.randrange(spans) for _ in range(max(4, 128_000_000 // size))]
+    begin = time.perf_counter()
+    for place in places:
+        done = 0
+        while done < size:
+            done += os.preadv(file, [buffer[done:]], place + done)
+    took = time.perf_counter() - begin
+    os.close(file)
+    return len(places) * size / took / 1e9
 
 
 def _say(text: str) -> None:

@@ -66,12 +66,16 @@ def run(
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def base(name: str, found: dict[str, Any], budget: int) -> int:
-    """Bytes that a process takes without experts, from a run that held hardly any."""
-    if name == "crisp":
-        return int(found["RssAnon"]) - budget
-    layer = model.EXPERT_BYTES // model.LAYERS if name == "accelerate" else 0  # it loads whole ones
-    return int(found["RssAnon"]) + layer
+def base(name: str, found: dict[str, Any], budget: int, folder: Path) -> int:
+    """Bytes that a process takes without experts, from a run that held hardly any: its own memory,
+    code, and all other weights.
+    """
+    more = {
+        "crisp": -budget,
+        "llama.cpp": (folder / "model.gguf").stat().st_size - model.EXPERT_BYTES,  # mapped
+        "accelerate": model.EXPERT_BYTES // model.LAYERS,  # it loads whole layers
+    }
+    return int(found["RssAnon"]) + int(found["Code"]) + more[name]
 
 
 def main() -> int:
@@ -108,7 +112,7 @@ def measure(own: Group, folder: Path, asked: argparse.Namespace) -> dict[str, An
             own, folder, name, None, argparse.Namespace(**vars(asked) | {"tokens": 2}), **how
         )
         _say(f"{name}, to see its size: {found}")
-        bases[name] = base(name, found, small)
+        bases[name] = base(name, found, small, folder)
     for share in SHARES:
         for name in CONTESTANTS:
             cap = bases[name] + int(share * model.EXPERT_BYTES) + SLACK

@@ -30,13 +30,13 @@ def page(content: dict[str, Any]) -> str:
         f"by a token; greedy decoding after a prompt of 64 tokens, {told['tokens']} tokens or",
         f"{told['seconds']:.0f} s, {told['threads']} threads that compute, each contestant alone",
         f"and from cold caches in a memory cgroup (v{told['cgroup']}) that counts the page cache.",
-        "The cap",
-        "is what the contestant's process takes without experts, the share of the experts' bytes,",
-        f"and {told['slack'] / 1e6:.0f} MB. Without experts: {bases} (accelerate's with one whole",
-        "layer, which it loads at once). CRISP's budget is the share; accelerate keeps that share",
-        "of the layers in memory; llama.cpp leaves it to the page cache.",
+        "The cap is what the contestant's process takes without experts (its own memory, code, all",
+        f"other weights), the share of the experts' bytes, and {told['slack'] / 1e6:.0f} MB.",
+        f"Without experts: {bases} (accelerate's with one whole layer, which it loads at once).",
+        "CRISP's budget is the share, and one of its threads reads; accelerate keeps that share of",
+        "the layers in memory; llama.cpp leaves it to the page cache. One run of each cell.",
         "",
-        "Tokens a second:",
+        "Tokens a second (and the cap):",
         "",
         "| | " + " | ".join(f"{share:.0%} of the experts fit" for share in shares) + " | no cap |",
         "|---" * (len(shares) + 2) + "|",
@@ -58,7 +58,8 @@ def _cell(result: dict[str, Any] | None) -> str:
     if result is None:
         return ""
     rate = _rate(result)
-    return f"{rate:.2f}" if rate is not None else str(result.get("failed", "no token in time"))
+    told = f"{rate:.2f}" if rate is not None else str(result.get("failed", "no token in time"))
+    return told if result["cap"] is None else f"{told} ({result['cap'] / 1e6:.0f} MB)"
 
 
 def _verdicts(found: dict[Any, Any], shares: list[float]) -> list[str]:

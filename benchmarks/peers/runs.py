@@ -129,7 +129,8 @@ def crisp(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     with suppress(Enough):
         generate(
             resident, named(asked.policy), Budget.parse(f"{asked.budget}B"),
-            Options(threads=asked.threads), model.words(model.prompt()), asked.tokens + 1,
+            Options(threads=max(1, asked.threads - 1)),  # one more reads
+            model.words(model.prompt()), asked.tokens + 1,
             conditions=Conditions(granularity="block"), on_text=on_text,
         )  # fmt: skip
     return {"ids": [int(word[1:]) for word in "".join(told).split()]}
@@ -151,6 +152,19 @@ def memory() -> dict[str, int]:
     return {name: 1024 * int(status[name].split()[0]) for name in ("RssAnon", "RssFile")}
 
 
+def code(folder: Path) -> int:
+    """Bytes of mapped files in memory that are not the model's: libraries, above all."""
+    total, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text("utf-8").splitlines():
+        fields = line.split()
+        if "-" in fields[0] and not fields[0].endswith(":"):  # a mapping begins
+            path = fields[5] if len(fields) > 5 else ""
+            counts = path.startswith("/") and not path.startswith(str(folder.resolve()))
+        elif counts and fields[0] == "Rss:":
+            total += 1024 * int(fields[1])
+    return total
+
+
 def main() -> None:
     """Run one."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -165,7 +179,7 @@ def main() -> None:
     asked = parser.parse_args()
     watch = Watch(asked.seconds)
     found = CONTESTANTS[asked.contestant](asked, watch)
-    print(json.dumps(found | watch.result()))
+    print(json.dumps(found | watch.result() | {"Code": code(asked.folder)}))
 
 
 if __name__ == "__main__":

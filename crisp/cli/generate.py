@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from crisp.metadata import Metadata
     from crisp.run import Run
     from hw.store import Store
-    from hw.telemetry import meters
 
 
 def generate(
@@ -77,6 +76,7 @@ def generate(
     from hw.options import Options
     from hw.resident import open_resident
     from hw.store import Store
+    from hw.telemetry import meters
     from sim.hardware import profile as hardware_profile
 
     outputs = Outputs(json, timeline, perfetto)

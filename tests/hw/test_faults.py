@@ -216,6 +216,30 @@ def test_no_threads(
     assert len(list(Path("/proc/self/fd").iterdir())) == files
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), EOFError("the end")])
+def test_compiled_code_cannot_be_kept_or_is_damaged(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def compile_or_fetch(self: Any, sig: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("numba.core.dispatcher.Dispatcher.compile", compile_or_fetch)
+        patch.setattr("hw.arithmetic.run", fresh())
+        said = f"^/.*: {re.escape(str(error))}; room for compiled code"
+        with pytest.raises(DeviceError, match=said):
+            CpuDevice(store, 8)
+
+
+def fresh() -> Any:
+    """A kernel as it is before its first call."""
+    from numba import njit
+
+    from hw.cpu_kernels import run
+
+    return njit(run.py_func, cache=True)
+
+
 def test_huge_pages_are_not_asked_of_every_kernel(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

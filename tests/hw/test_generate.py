@@ -433,7 +433,7 @@ def test_a_prepared_models_metadata_must_be_of_the_store(
     [
         ({"width": "tiered"}, PROMPT, 1, "policy lru: width tiered needs counts"),
         ({"cache": "static"}, PROMPT, 1, "policy lru: cache static needs counts"),
-        ({"order": "johnson"}, PROMPT, 1, "order johnson: needs times"),
+        ({"order": "johnson"}, PROMPT, 1, "order johnson: asks for times"),
         ({}, "", 1, "--prompt: has no tokens"),
         ({}, PROMPT, 0, "--max-new-tokens 0: expected 1 or more"),
         ({}, PROMPT, 600, "--max-new-tokens 600: the model's context is 512"),

@@ -88,9 +88,10 @@ def test_data_on_standard_output_sends_text_to_standard_error(
     [
         (["--width", "tiered"], "policy lru: width tiered needs counts of combinations; give "
          "--metadata FILE, as crisp prepare writes it"),
-        (["--order", "johnson"], "order johnson: needs times; give --hardware"),
+        (["--order", "johnson"], "order johnson: asks for times; --hardware PROFILE "
+         "says whose, and crisp calibrate measures this machine's"),
         (["--budget", "1%%"], "budget '1%%': '1%%' is not a number"),
-        (["--link-limit", "fast"], "--link-limit fast: 'fast' is not a size; write 4GB, 512MiB or "
+        (["--link-limit", "fast"], "--link-limit: 'fast' is not a size; write 4GB, 512MiB or "
          "a number of bytes"),
         (["--json", "x", "--record", "x"], "--record: --json goes to x already"),
         (["--record", "-"], "--record -: a file name was expected"),

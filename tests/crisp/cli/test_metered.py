@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import hw.metering
 import hw.telemetry
-from crisp.run import load
+from crisp.run import load, save
 from tests.crisp.cli.toy import CONFIG
 from tests.hw.test_metering import FakeMeter
 
@@ -39,7 +38,6 @@ def measured(crisp: Callable, trace: Path, tmp_path: Path) -> Callable[..., Path
 def test_joules_of_a_meter(measured: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake one's windows last a second: 12 J, of which the idle machine draws 5."""
     monkeypatch.setattr(hw.telemetry, "meters", lambda: (FakeMeter(5, 12),))
-    monkeypatch.setattr(hw.metering.metering, "__defaults__", (0.0,), raising=False)
     monkeypatch.setattr(hw.metering.time, "sleep", lambda seconds: None)
     run = load(measured("--link-limit", "200MB/s"))[0]
     assert run.settings["device"]["link_limit"] == 200_000_000
@@ -95,9 +93,7 @@ def test_explain_knows_no_bounds_of_a_measured_run(
     assert lines[0].startswith("run 1 of 1: lru at 30% on cpu; ")
     assert lines[-1] == told
     assert "near bound" not in done.out
-    from crisp.run import save
-
-    save([replace(load(file)[0])] * 2, file)
+    save(load(file) * 2, file)
     table = crisp("explain", file).out.splitlines()
     assert table[1].endswith("not known")
     assert told in table

@@ -187,6 +187,17 @@ def test_where_direct_reading_is_refused_it_says_why(
     files.close()
 
 
+def test_what_goes_through_the_page_cache_is_dropped_at_once(
+    store: Store, places: list[memoryview], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_direct(monkeypatch)
+    files, asked = Files(store), list[tuple[int, ...]]()
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, *what: asked.append(what))
+    files.read(1, 2, 3, places[:2])
+    assert asked == [(store.offset(1, 2, 3), 2 * STRIDE, os.POSIX_FADV_DONTNEED)]
+    files.close()
+
+
 class Times:
     """A clock that goes on by what a system call of so many bytes is said to take."""
 
@@ -288,7 +299,7 @@ def test_never_faster_than_the_limit(requests: list[tuple[int, int, int]]) -> No
 def test_a_link_that_was_idle_has_saved_up_nothing() -> None:
     clock = Clock()
     pace = Pace(1000, clock, clock.sleep)
-    clock.now += 100 * SECOND
+    clock.now += SECOND // 100
     begin = clock.now
     pace.wait(begin, 500)
     assert clock.now - begin == SECOND // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -25,8 +26,9 @@ class Files:
     def __init__(self, store: Store) -> None:
         """Raises DeviceError for a file that cannot be read, or is not the one it was."""
         self._store = store
-        self.why_not_direct: str | None = None
-        self.direct = True
+        refused = next(filter(None, map(_refused, store.files)), None)  # all of them, or none
+        self.why_not_direct = refused and f"{store.path}: O_DIRECT is refused: {refused}"
+        self.direct = refused is None
         self._files: list[int] = []
         self.read_bytes = SIZES[-1]
         try:
@@ -76,15 +78,7 @@ class Files:
 
     def _open(self, path: Path) -> int:
         try:
-            if self.direct:
-                try:
-                    return os.open(path, os.O_RDONLY | os.O_DIRECT)
-                except OSError as error:
-                    if isinstance(error, FileNotFoundError | PermissionError):
-                        raise
-                    self.direct = False
-                    self.why_not_direct = f"{path.parent}: O_DIRECT is refused: {error.strerror}"
-            file = os.open(path, os.O_RDONLY)
+            file = os.open(path, os.O_RDONLY | (os.O_DIRECT if self.direct else 0))
         except OSError as error:
             raise DeviceError(f"{path}: cannot be read: {error.strerror}") from error
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # reading ahead is of no use
@@ -127,6 +121,26 @@ class Files:
             if count:
                 places[0] = places[0][count:]
         return offset
+
+
+def _refused(path: Path) -> str | None:
+    """Why a file cannot be read with O_DIRECT, at once or when it is tried; None: it can, or has
+    another fault, which opening it will tell.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except (FileNotFoundError, PermissionError):
+        return None
+    except OSError as error:
+        return error.strerror
+    try:
+        with mmap.mmap(-1, PAGE) as page:
+            os.preadv(file, [page], 0)
+    except OSError as error:
+        return error.strerror if error.errno == errno.EINVAL else None
+    finally:
+        os.close(file)
+    return None
 
 
 def _requests(places: Sequence[memoryview], most: int) -> Iterator[list[memoryview]]:

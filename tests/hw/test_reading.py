@@ -187,6 +187,33 @@ def test_where_direct_reading_is_refused_it_says_why(
     files.close()
 
 
+def test_where_only_one_file_refuses_when_it_is_read_none_is_read_directly(
+    store: Store, places: list[memoryview], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_open, real_read, refusing = os.open, os.preadv, set[int]()
+
+    def opens(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        file = real_open(path, flags, *more, **named)
+        refusing.discard(file)
+        if flags & os.O_DIRECT and path == store.files[1]:
+            refusing.add(file)
+        return file
+
+    def reads(file: int, *more: Any) -> int:
+        if file in refusing:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real_read(file, *more)
+
+    monkeypatch.setattr(os, "open", opens)
+    monkeypatch.setattr(os, "preadv", reads)
+    files = Files(store)
+    assert not files.direct
+    assert files.why_not_direct == f"{store.path}: O_DIRECT is refused: Invalid argument"
+    for which in [(0, 0, 0, 7), (1, 7, 6, 7)]:
+        assert read(files, places, *which) == content(store, *which)
+    files.close()
+
+
 def test_what_goes_through_the_page_cache_is_dropped_at_once(
     store: Store, places: list[memoryview], monkeypatch: pytest.MonkeyPatch
 ) -> None:

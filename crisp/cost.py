@@ -103,8 +103,23 @@ class AnalyticCost:
         return -(-self.spec.dense_params[layer] * self.spec.dtype_bits // 8)
 
 
+class Apart:
+    """Of a cost model whose link and compute share no memory."""
+
+    memory_bandwidth = None
+
+    def load_traffic(self, n_bytes: int) -> int:
+        return 0
+
+    def compute_traffic(self, first: int, last: int) -> int:
+        return 0
+
+    def layer_traffic(self, layer: int) -> int:
+        return 0
+
+
 @dataclass(frozen=True)
-class TableCost:
+class TableCost(Apart):
     """From the measured times, in ns, of one whole expert and of one layer.
 
     Loading is linear in bytes, computing in blocks; the number of rows is ignored (the paper's
@@ -116,8 +131,6 @@ class TableCost:
     expert_compute: Fraction
     layer_time: Fraction
 
-    memory_bandwidth = None
-
     def load(self, n_bytes: int) -> int:
         return half_up(self.expert_load * n_bytes / self.spec.expert_bytes)
 
@@ -126,15 +139,6 @@ class TableCost:
 
     def layer(self, layer: int, rows: int) -> int:
         return half_up(self.layer_time)
-
-    def load_traffic(self, n_bytes: int) -> int:
-        return 0
-
-    def compute_traffic(self, first: int, last: int) -> int:
-        return 0
-
-    def layer_traffic(self, layer: int) -> int:
-        return 0
 
     def io_bound(self, n_bytes: int) -> float:
         return float(self.expert_load * n_bytes / self.spec.expert_bytes)

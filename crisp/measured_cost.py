@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 
-from crisp.cost import half_up
+from crisp.cost import Apart, half_up
 from crisp.errors import CrispError
 from crisp.model import ModelSpec
 
@@ -88,7 +88,7 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class MeasuredCost:
+class MeasuredCost(Apart):
     """The cost protocol, from tables. Launches and the handing over to a stream are in them.
 
     A layer without routed experts costs nothing: what passes between two events is in the table.
@@ -96,8 +96,6 @@ class MeasuredCost:
 
     spec: ModelSpec
     tables: Tables
-
-    memory_bandwidth = None
 
     def load(self, n_bytes: int) -> int:
         return half_up(self.tables.load(n_bytes))
@@ -108,15 +106,6 @@ class MeasuredCost:
 
     def layer(self, layer: int, rows: int) -> int:
         return half_up(self.tables.layer(rows)) if layer in self.spec.moe_layers else 0
-
-    def load_traffic(self, n_bytes: int) -> int:
-        return 0
-
-    def compute_traffic(self, first: int, last: int) -> int:
-        return 0
-
-    def layer_traffic(self, layer: int) -> int:
-        return 0
 
     def io_bound(self, n_bytes: int) -> float:
         """At the bandwidth of the largest measured load."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crisp.model import PAGE
-from hw.reading import SIZES
+from hw.reading import SIZES, direct_refused
 
 FILE_BYTES = 1 << 28  # of a temporary file
 SECONDS = 1.5  # of reading
@@ -36,18 +36,9 @@ def why_not_direct(folder: Path) -> str | None:
 
     Raises OSError where no file can be made.
     """
-    with temporary(folder, PAGE) as path, closing(mmap.mmap(-1, PAGE)) as buffer:
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        except OSError as error:
-            return f"refused: {error.strerror}"
-        try:
-            os.preadv(file, [buffer], 0)
-        except OSError as error:
-            return f"reading is refused: {error.strerror}"
-        finally:
-            os.close(file)
-    return None
+    with temporary(folder, PAGE) as path:
+        refused = direct_refused(path)
+    return refused and f"refused: {refused}"
 
 
 @contextmanager

@@ -15,9 +15,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from crisp.case import Case
 from crisp.driver import Driver
+from crisp.energy import Energy, States
 from crisp.event import EventScheduler
+from crisp.hardware import HardwareProfile
 from crisp.model import ModelSpec
+from crisp.run import Run, finish
 from crisp.tasks import Task
 from crisp.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
 from crisp.workload import Step
@@ -44,9 +48,9 @@ class Executor:
         """slots: as many as the device's pool has. watch: shown the scheduler whenever an event is
         over, before anything else begins.
         """
-        self._driver, self._scheduler = Driver(scheduler), scheduler
+        self._driver, self.scheduler = Driver(scheduler), scheduler
         self._device, self._slots, self._watch = device, slots, watch
-        self._recorder, self._log = recorder, StepLog()
+        self.recorder, self.log = recorder, StepLog()
         self._layers, self._experts = spec.moe_layers, spec.n_experts
         self._works: Mapping[int, Work] = {}
         self._lock = threading.Lock()
@@ -57,14 +61,9 @@ class Executor:
         self._free_since = 0
         self._zero = device.clock()
 
-    @property
-    def log(self) -> StepLog:
-        """When each step ended."""
-        return self._log
-
     def preload(self) -> None:
         """Load what is resident from the start, before the clock starts."""
-        for entry, blocks in enumerate(self._scheduler.store.resident):
+        for entry, blocks in enumerate(self.scheduler.store.resident):
             if blocks:
                 row, expert = divmod(entry, self._experts)
                 taken = self._slots.preload(entry, blocks)
@@ -76,7 +75,7 @@ class Executor:
     def residents(self, layer: int) -> list[int]:
         """Blocks of each expert of a layer that are resident now."""
         start = self._layers.index(layer) * self._experts
-        return self._scheduler.store.resident[start : start + self._experts]
+        return self.scheduler.store.resident[start : start + self._experts]
 
     def end_step(self, step: Step | None) -> None:
         """A forward pass has ended and the next one begins; None: it is the first."""
@@ -84,7 +83,7 @@ class Executor:
             self._step += 1
             if step is not None:
                 now = self._now()
-                self._log.add(step, now)
+                self.log.add(step, now)
                 self._flush(now, always=False)
 
     def event(
@@ -95,14 +94,16 @@ class Executor:
         works: what each task computes, by expert. Returns the outputs of its ``n`` rows, summed
         with the router's weights: [n, d_model] float32. Raises what a stream failed with.
         """
-        self._over.clear()
         with self._lock:
+            if self._failure is not None:  # a prefetch failed since the last event
+                raise self._failure
+            self._over.clear()
             started = self._now()
-            self._scheduler.start(layer, tasks, guess)
+            self.scheduler.start(layer, tasks, guess)
             self._slots.begin(tasks, self._driver.load)
             self._works = works
-            self._add(self._scheduler.event, layer, LAYER, -1, 0, 0, self._free_since, started)
-            if self._scheduler.done:  # every width is 0: nothing to do
+            self._add(self.scheduler.event, layer, LAYER, -1, 0, 0, self._free_since, started)
+            if self.scheduler.done:  # every width is 0: nothing to do
                 self._end_event(started)
             self._issue()
         self._wait()
@@ -146,7 +147,7 @@ class Executor:
                 return
             load = self._driver.loaded()
             self._slots.landed(load)
-            event, kind = (-1, PREFETCH) if load.prefetch else (self._scheduler.event, LOAD)
+            event, kind = (-1, PREFETCH) if load.prefetch else (self.scheduler.event, LOAD)
             self._add(event, self._layers[load.row], kind, load.expert, load.first, load.blocks,
                       self._load_since, end - self._zero)  # fmt: skip
             self._issue()
@@ -161,7 +162,7 @@ class Executor:
             first, last = task.ended, task.started
             self._slots.used(task, first, last)
             self._driver.computed()
-            scheduler = self._scheduler
+            scheduler = self.scheduler
             end -= self._zero
             self._add(scheduler.event, self._layers[task.entry // self._experts], COMPUTE,
                       task.expert, first, last - first, self._piece_since, end)  # fmt: skip
@@ -171,7 +172,7 @@ class Executor:
 
     def _end_event(self, now: int) -> None:
         if self._watch is not None:
-            self._watch(self._scheduler)
+            self._watch(self.scheduler)
         self._free_since = now
         self._over.set()
 
@@ -190,16 +191,45 @@ class Executor:
         self, event: int, layer: int, kind: int, expert: int, first: int, blocks: int,
         start: int, end: int,
     ) -> None:  # fmt: skip
-        landed = self._scheduler.store.landed
-        self._recorder.add((self._step, event, layer, kind, expert, first, blocks,
+        landed = self.scheduler.store.landed
+        self.recorder.add((self._step, event, layer, kind, expert, first, blocks,
                             start, end, _UNKNOWN, landed))  # fmt: skip
 
     def _flush(self, now: int, always: bool) -> None:
         since = self._load_since if self._driver.load is not None else None
-        self._recorder.flush(now, since, always)
+        self.recorder.flush(now, since, always)
 
     def _now(self) -> int:
         return self._device.clock() - self._zero
+
+
+def measured_run(
+    case: Case,
+    device: Mapping[str, Any],
+    store: Mapping[str, Any],
+    hardware: HardwareProfile | None,
+    executor: Executor,
+    total_ns: int,
+    skipped: int,
+    energy: Callable[[States], Energy | str],
+) -> Run:
+    """The run that an executor has finished.
+
+    device, store: as they describe themselves; hardware: the profile that was asked for anything.
+    """
+    settings = case.settings("hw", None if hardware is None else hardware.to_dict())
+    return finish(
+        settings | {"device": dict(device), "store": dict(store)},
+        case.spec,
+        cost=None,
+        scheduler=executor.scheduler,
+        sums=executor.recorder.sums,
+        log=executor.log,
+        total_ns=total_ns,
+        skipped=skipped,
+        initial=case.initial(),
+        energy=energy,
+    )
 
 
 class _Finished(Exception):

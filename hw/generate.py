@@ -24,11 +24,11 @@ from crisp.hardware import HardwareProfile
 from crisp.policy import Budget, Policy
 from crisp.policy.width import Tiered
 from crisp.profile import Profile
-from crisp.run import Run, finish
+from crisp.run import Run
 from crisp.timeline import Recorder, Sink
 from crisp.trace import DECODE, PREFILL, Header, RoutingTrace
 from crisp.windows import opening
-from hw.executor import Executor
+from hw.executor import Executor, measured_run
 from hw.metering import metering, power_model
 from hw.offloaded import Offloaded, empty
 from hw.options import Options
@@ -98,18 +98,15 @@ def generate(
         described = device.describe()
     about = f"prompt sha256:{hashlib.sha256(prompt.encode()).hexdigest()}"
     case = replace(case, trace=_trace(model, offloaded.routing(), len(ids), about))
-    settings = case.settings("hw", hardware.to_dict() if hardware and (cost or power) else None)
-    run = finish(
-        settings | {"device": described, "store": model.store.describe()},
-        case.spec,
-        cost=None,
-        scheduler=scheduler,
-        sums=recorder.sums,
-        log=executor.log,
-        total_ns=total_ns,
-        skipped=offloaded.skipped,
-        initial=case.initial(),
-        energy=metered.energy,
+    run = measured_run(
+        case,
+        described,
+        model.store.describe(),
+        hardware if cost or power else None,
+        executor,
+        total_ns,
+        offloaded.skipped,
+        metered.energy,
     )
     return Generated(run, writer.text, tuple(writer.new), case.trace)
 

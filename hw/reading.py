@@ -26,7 +26,7 @@ class Files:
     def __init__(self, store: Store) -> None:
         """Raises DeviceError for a file that cannot be read, or is not the one it was."""
         self._store = store
-        refused = next(filter(None, map(_refused, store.files)), None)  # all of them, or none
+        refused = next(filter(None, map(direct_refused, store.files)), None)  # all of them, or none
         self.why_not_direct = refused and f"{store.path}: O_DIRECT is refused: {refused}"
         self.direct = refused is None
         self._files: list[int] = []
@@ -123,7 +123,7 @@ class Files:
         return offset
 
 
-def _refused(path: Path) -> str | None:
+def direct_refused(path: Path) -> str | None:
     """Why a file cannot be read with O_DIRECT, at once or when it is tried; None: it can, or has
     another fault, which opening it will tell.
     """

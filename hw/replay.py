@@ -17,11 +17,11 @@ from crisp.case import Case
 from crisp.energy import Meter
 from crisp.event import EventScheduler
 from crisp.hardware import HardwareProfile
-from crisp.run import Run, finish
+from crisp.run import Run
 from crisp.timeline import Recorder, Sink
 from crisp.workload import Event, Step, union
 from hw.batch import works
-from hw.executor import Executor
+from hw.executor import Executor, measured_run
 from hw.metering import metering, power_model
 from hw.options import Options
 from hw.slots import Slots, slots_needed
@@ -83,18 +83,15 @@ def replay(
         total_ns = executor.finish()
         metered.stop()
         described = device.describe()
-    settings = case.settings("hw", hardware.to_dict() if hardware and (cost or model) else None)
-    return finish(
-        settings | {"device": described, "store": store.describe()},
-        case.spec,
-        cost=None,
-        scheduler=scheduler,
-        sums=recorder.sums,
-        log=executor.log,
-        total_ns=total_ns,
-        skipped=workload.skipped,
-        initial=case.initial(),
-        energy=metered.energy,
+    return measured_run(
+        case,
+        described,
+        store.describe(),
+        hardware if cost or model else None,
+        executor,
+        total_ns,
+        workload.skipped,
+        metered.energy,
     )
 
 

@@ -15,8 +15,9 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 from crisp.case import Case, Conditions
+from crisp.cli.outputs import title
 from crisp.errors import CrispError
-from crisp.hardware import HardwareProfile
+from crisp.hardware import HardwareProfile, Power
 from crisp.metadata import Metadata
 from crisp.model import ModelSpec
 from crisp.policy import Budget, Policy
@@ -61,6 +62,16 @@ class Cell:
     policy: Policy
     budget: Budget
     conditions: Conditions
+
+    @property
+    def title(self) -> str:
+        """The conditions in a line."""
+        return title(self.policy, self.budget, self.machine, self.spec, self.conditions)
+
+    @property
+    def power(self) -> Power | None:
+        """Of the machine, if it is known."""
+        return None if self.hardware is None else self.hardware.power
 
     def case(self, routing: Routing) -> Case:
         """What is run, whoever runs it; routing: what the source holds."""

@@ -64,8 +64,7 @@ def generate(
 ) -> None:
     """Let a model write, with its routed experts loaded from a store as they are needed."""
     from crisp.case import Conditions
-    from crisp.cli.cells import Cell, Source
-    from crisp.cli.outputs import Outputs
+    from crisp.cli.outputs import Outputs, title
     from crisp.cli.progress import progress_share
     from crisp.cli.targets import check_no_folder, check_outputs
     from crisp.policy import Budget, named
@@ -111,11 +110,9 @@ def generate(
             model, opened, verify=verify, progress=lambda done, total: update(done / max(1, total))
         )
     people = sys.stderr if outputs.to_stdout else sys.stdout
-    cell = Cell(
-        Source(model), opened.spec, f"{options}, experts from {store}", machine, chosen, asked,
-        conditions,
-    )  # fmt: skip
-    with outputs.sinks(cell, "its own") as sinks, _told(people) as tell:
+    told = title(chosen, asked, f"{options}, experts from {store}", opened.spec, conditions)
+    power = None if machine is None else machine.power
+    with outputs.sinks(told, opened.spec, power, "its own") as sinks, _told(people) as tell:
         made = run(
             resident,
             chosen,

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import IO
 
 import crisp.run
-from crisp.cli.cells import Cell
+from crisp.case import Conditions
 from crisp.cli.targets import STDOUT, Name, check_outputs
 from crisp.cli.words import counted
 from crisp.errors import CrispError
+from crisp.hardware import Power
+from crisp.model import ModelSpec
 from crisp.perfetto import perfetto
 from crisp.plots import check_format, few_events, gantt
+from crisp.policy import Budget, Policy
 from crisp.run import Run
 from crisp.sinks import Window, parquet
 from crisp.timeline import STEP, Sink
@@ -53,21 +56,20 @@ class Outputs:
         check_outputs(asked, inputs)
 
     @contextmanager
-    def sinks(self, cell: Cell, trace: str) -> Iterator[Sequence[Sink]]:
+    def sinks(
+        self, title: str, spec: ModelSpec, power: Power | None, trace: str
+    ) -> Iterator[Sequence[Sink]]:
         """Where the timeline of a run goes; files appear, complete, when the block ends.
 
-        trace: its name.
+        title: see `title`. power: of the machine, if it is known. trace: its name.
         """
-        title = _title(cell)
         with ExitStack() as stack:
             sinks: list[Sink] = []
             if self.timeline is not None:
                 sinks.append(stack.enter_context(parquet(_binary(self.timeline))))
             if self.perfetto is not None:
                 target = sys.stdout if self.perfetto == STDOUT else Path(self.perfetto)
-                power = None if cell.hardware is None else cell.hardware.power
-                size = cell.spec.block_bytes
-                sinks.append(stack.enter_context(perfetto(target, title, size, power)))
+                sinks.append(stack.enter_context(perfetto(target, title, spec.block_bytes, power)))
             window = None
             if self.plot is not None:
                 window = Window(_PLOTTED_STEP)
@@ -81,7 +83,7 @@ class Outputs:
                 gantt(
                     _binary(self.plot),
                     {name: drawn},
-                    cell.spec.n_blocks,
+                    spec.n_blocks,
                     title,
                     f"Routing: {trace}.",
                 )
@@ -97,11 +99,12 @@ class Outputs:
             crisp.run.save(content, self.json)
 
 
-def _title(cell: Cell) -> str:
+def title(
+    policy: Policy, budget: Budget, machine: str, spec: ModelSpec, conditions: Conditions
+) -> str:
     """The conditions of a run in a line."""
-    spec, conditions = cell.spec, cell.conditions
     return (
-        f"{cell.policy.name} at {cell.budget.text} on {cell.machine}; "
+        f"{policy.name} at {budget.text} on {machine}; "
         f"{counted(spec.n_layers, 'layer')} of {spec.name} in {float(spec.bits):g} bits, "
         f"batch {conditions.batch}, granularity {conditions.granularity}"
     )

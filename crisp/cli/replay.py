@@ -52,9 +52,9 @@ def replay(
     from crisp.cli.outputs import Outputs
     from crisp.cli.progress import progress
     from crisp.cli.setup import prepare
-    from crisp.cli.tables import notes, table
+    from crisp.cli.tables import report
     from crisp.cli.targets import check_no_folder
-    from crisp.policy import Budget, named
+    from crisp.policy import Budget
     from crisp.run import Run
     from crisp.trace.bundled import resolve
     from crisp.units import parse_rate
@@ -91,25 +91,17 @@ def replay(
         top_k=top_k,
         layers=layers,
     )
-    chosen = [
-        named(
-            name,
-            width=width,
-            order=order,
-            cache=cache,
-            scope=scope,
-            unit=unit,
-            prefetch=prefetch,
-            has_guess=setup.routing.simulated.guess is not None,
-            seed=seed,
-        )
-        for name in policies
-    ]
+    chosen = setup.policies(
+        policies, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch
+    )
     power_model(setup.hardware, modelled_energy)  # else it would be missed after the first run
     cells = [setup.cell(one, share) for one in chosen for share in asked]
     runs: list[Run] = []
     for cell in cells:  # one after the other: they would disturb each other's times
-        with outputs.sinks(cell, setup.name) as sinks, progress("tokens", setup.rows()) as advance:
+        with (
+            outputs.sinks(cell.title, setup.spec, cell.power, setup.name) as sinks,
+            progress("tokens", setup.rows()) as advance,
+        ):
             case = cell.case(setup.routing)
             runs.append(
                 run(
@@ -124,5 +116,4 @@ def replay(
                 )
             )
     outputs.write_runs(runs)
-    lines = [*setup.title(), "", *table(runs, phase), "", *notes(setup, runs)]
-    print("\n".join(lines), file=sys.stderr if outputs.to_stdout else sys.stdout)
+    print(report(setup, runs), file=sys.stderr if outputs.to_stdout else sys.stdout)

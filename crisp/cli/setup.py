@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from crisp.case import Conditions
 from crisp.cli.cells import Cell, Routing, Source, open_source
@@ -11,7 +13,7 @@ from crisp.errors import CrispError
 from crisp.fitting import fit
 from crisp.hardware import HardwareProfile
 from crisp.model import ModelSpec
-from crisp.policy import Budget, Policy
+from crisp.policy import Budget, Policy, named
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import resolve
 from crisp.units import exact, show_bytes
@@ -31,6 +33,11 @@ class Setup:
     machine: str  # what it runs on, in a few words
     hardware: HardwareProfile | None  # None: no simulated one, and none was asked for
     conditions: Conditions
+
+    def policies(self, names: Sequence[str], **parts: Any) -> list[Policy]:
+        """Named policies with parts replaced, as `crisp.policy.named` takes them."""
+        has_guess, seed = self.routing.simulated.guess is not None, self.conditions.seed
+        return [named(name, has_guess=has_guess, seed=seed, **parts) for name in names]
 
     def cell(self, policy: Policy, budget: Budget) -> Cell:
         """One run of the table; CrispError for a budget that does not fit the model."""

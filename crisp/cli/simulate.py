@@ -59,9 +59,9 @@ def simulate(
     from crisp.cli.outputs import Outputs
     from crisp.cli.progress import progress
     from crisp.cli.setup import prepare
-    from crisp.cli.tables import notes, table
+    from crisp.cli.tables import report
     from crisp.cli.targets import check_no_folder
-    from crisp.policy import Budget, named
+    from crisp.policy import Budget
     from crisp.trace.bundled import resolve
 
     policies, budgets = split_list(policy, "--policy"), split_list(budget, "--budget")
@@ -88,24 +88,13 @@ def simulate(
         top_k=top_k,
         layers=layers,
     )
-    chosen = [
-        named(
-            name,
-            width=width,
-            order=order,
-            cache=cache,
-            scope=scope,
-            unit=unit,
-            prefetch=prefetch,
-            has_guess=setup.routing.simulated.guess is not None,
-            seed=seed,
-        )
-        for name in policies
-    ]
+    chosen = setup.policies(
+        policies, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch
+    )
     cells = [setup.cell(one, share) for one in chosen for share in asked]
     if len(cells) == 1:
         with (
-            outputs.sinks(cells[0], setup.name) as sinks,
+            outputs.sinks(cells[0].title, setup.spec, cells[0].power, setup.name) as sinks,
             progress("tokens", setup.rows()) as advance,
         ):
             runs = [run_cell(cells[0], setup.routing, sinks, advance)]
@@ -113,5 +102,4 @@ def simulate(
         with progress("runs", len(cells)) as advance:
             runs = run_cells(cells, lambda: advance(1))
     outputs.write_runs(runs)
-    lines = [*setup.title(), "", *table(runs, phase), "", *notes(setup, runs)]
-    print("\n".join(lines), file=sys.stderr if outputs.to_stdout else sys.stdout)
+    print(report(setup, runs), file=sys.stderr if outputs.to_stdout else sys.stdout)

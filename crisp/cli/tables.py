@@ -57,6 +57,12 @@ _COMMON_MEANINGS = (
 )
 
 
+def report(setup: Setup, runs: Sequence[Run]) -> str:
+    """Conditions, table, and what has to be said below it."""
+    lines = [*setup.title(), "", *table(runs, setup.conditions.phase), "", *notes(setup, runs)]
+    return "\n".join(lines)
+
+
 def table(runs: Sequence[Run], phase: str) -> list[str]:
     """A line for each run, below a line of headings."""
     columns = COLUMNS[phase]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,10 @@ from crisp.model import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
 from crisp.sinks import Everything
+from crisp.tasks import Task
 from crisp.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, Recorder
 from crisp.trace import Header, RoutingTrace
-from crisp.workload import union
+from crisp.workload import Event, union
 from hw.batch import Work
 from hw.executor import Executor
 from hw.slots import Slots, slots_needed
@@ -84,12 +87,7 @@ def execute(one: Case, device_seed: int) -> tuple[Any, list[list[int]], list[Any
                 step = event.step
             assert event.experts is not None
             tasks = union(event.experts, workload.widths(event, executor.residents))
-            row = one.spec.moe_layers.index(event.layer)
-            one_row = np.zeros(1, np.int64)
-            works = {
-                t.expert: Work(t.expert, one_row, np.array([t.width]), np.ones(1, np.float32), row)
-                for t in tasks
-            }
+            works = labelled(one, event, tasks)
             outputs.append(executor.event(event.layer, tasks, event.guess, works, 1))
             if scheduler.ahead is None:
                 assert slots.resident() == states[-1]
@@ -97,6 +95,13 @@ def execute(one: Case, device_seed: int) -> tuple[Any, list[list[int]], list[Any
         executor.end_step(step)
         executor.finish()
     return everything.rows, states, outputs, device
+
+
+def labelled(one: Case, event: Event, tasks: list[Task]) -> dict[int, Work]:
+    """One row for each task; in place of activations the layer, for the device to compare."""
+    row, weight = one.spec.moe_layers.index(event.layer), np.ones(1, np.float32)
+    first = np.zeros(1, np.int64)
+    return {t.expert: Work(t.expert, first, np.array([t.width]), weight, row) for t in tasks}
 
 
 def simulated(one: Case) -> tuple[Any, list[list[int]]]:
@@ -171,6 +176,34 @@ def all_tasks(one: Case) -> list[Any]:
     return [workload.tasks(event, lambda _: []) for event in workload.events(one.steps())]
 
 
+@pytest.mark.parametrize("fails", range(14, 35, 2))
+def test_a_prefetch_that_fails_between_two_events_is_told_by_the_next(fails: int) -> None:
+    one = replace(case(1), policy=named("mo"), budget=Budget.parse("20%"))
+    scheduler, workload = one.scheduler(None), one.workload()
+    needed = slots_needed(one.spec, one.capacity(), True)
+    told: list[BaseException] = []
+
+    def run(device: FakeDevice) -> None:
+        executor = Executor(
+            one.spec, scheduler, device, Slots(one.spec, needed), Recorder([], False)
+        )
+        try:
+            for event in workload.events(one.steps()):
+                tasks = workload.tasks(event, executor.residents)
+                executor.event(event.layer, tasks, event.guess, labelled(one, event, tasks), 1)
+                time.sleep(0.005)  # the link prefetches meanwhile, and fails
+        except OSError as error:
+            told.append(error)
+
+    with closing(FakeDevice(needed)) as device:
+        device.fail_at = fails
+        runner = threading.Thread(target=run, args=(device,), daemon=True)
+        runner.start()
+        runner.join(10)
+        assert not runner.is_alive(), "it waits for ever"
+    assert [str(error) for error in told] == ["the disk is gone"]
+
+
 def test_a_failing_copy_ends_the_run_and_nothing_hangs() -> None:
     one = case(1)
     scheduler, workload = one.scheduler(None), one.workload()
@@ -183,13 +216,5 @@ def test_a_failing_copy_ends_the_run_and_nothing_hangs() -> None:
         with pytest.raises(OSError, match="the disk is gone"):
             for event in workload.events(one.steps()):
                 tasks = workload.tasks(event, executor.residents)
-                row = one.spec.moe_layers.index(event.layer)
-                works = {
-                    t.expert: Work(
-                        t.expert, np.zeros(1, np.int64), np.array([t.width]),
-                        np.ones(1, np.float32), row,
-                    )
-                    for t in tasks
-                }  # fmt: skip
-                executor.event(event.layer, tasks, event.guess, works, 1)
+                executor.event(event.layer, tasks, event.guess, labelled(one, event, tasks), 1)
     assert not [t for t in threading.enumerate() if "_serve" in t.name]

@@ -244,7 +244,9 @@ def test_huge_pages_are_not_asked_of_every_kernel(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345)
-    CpuDevice(store, 8).close()
+    device = CpuDevice(store, 8)
+    assert device.pool.shape == (8, store.spec.block_bytes)
+    device.close()
 
 
 # -- checksums -----------------------------------------------------------------------------------

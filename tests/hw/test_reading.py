@@ -7,6 +7,7 @@ import mmap
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -333,6 +334,8 @@ def test_a_link_that_was_idle_has_saved_up_nothing() -> None:
 
 
 def test_nobody_waits_for_a_pace_that_was_stopped() -> None:
-    pace = Pace(1, lambda: 0)
+    pace, over = Pace(1, lambda: 0), threading.Event()
     pace.stop()
-    pace.wait(0, 1 << 40)
+    waiting = threading.Thread(target=lambda: (pace.wait(0, 1 << 40), over.set()), daemon=True)
+    waiting.start()
+    assert over.wait(10)

@@ -120,6 +120,7 @@ class Case:
     def settings(self, engine: str, hardware: dict[str, Any] | None) -> dict[str, Any]:
         """All of it, resolved, safe for JSON: what two runs must share to be compared."""
         header, blocks = self.trace.header, sum(self.capacity())
+        profile = {"sha256": self.profile.digest(), "from": self.split}
         return {
             "engine": engine,
             "trace": {
@@ -130,7 +131,7 @@ class Case:
                 "rows": len(self.rows()),
                 "file": self.file and dict(self.file),
             },
-            "profile": {"sha256": self.profile.digest(), "from": self.split},
+            "profile": profile if self.policy.profiled else None,  # None: nothing asks for it
             "model": self.spec.to_dict(),
             "hardware": hardware,
             "policy": self.policy.to_dict(),

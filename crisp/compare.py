@@ -30,7 +30,8 @@ from crisp.timeline import (
     Rows,
 )
 
-MAY_DIFFER = ("engine", "hardware", "device", "store")  # settings: where it ran
+MAY_DIFFER = ("engine", "hardware", "device", "store", "trace.file", "profile.from")
+"""Settings: where it ran, and which files its routing and its counts were read from."""
 COUNTS = ("tasks", "hits", "partial_hits", "skipped", "blocks_loaded", "bytes_loaded")
 TIMES = (
     "tokens_per_second", "ms_per_token_mean", "ms_per_token_p50", "ms_per_token_p95",
@@ -150,9 +151,9 @@ def _difference(place: str, one: Any, other: Any) -> str | None:
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return None if one == other else f"{place} is {one!r:.60} and {other!r:.60}"
     for key in dict.fromkeys([*one, *other]):
-        if not place and key in MAY_DIFFER:
-            continue
         inner = f"{place}.{key}" if place else key
+        if inner in MAY_DIFFER:
+            continue
         found = _difference(inner, one.get(key), other.get(key))
         if found is not None:
             return found

@@ -16,11 +16,12 @@ import numpy as np
 
 from crisp.adapter import need
 from hw.batch import Work
-from hw.cpu_kernels import GELU, GPT_OSS, POOL_TYPES, SILU, activate, gather, project, run
+from hw.cpu_kernels import GELU, GPT_OSS, POOL_TYPES, SILU, back, front, run
 from hw.device import Piece
 from hw.errors import DeviceError
 from hw.store import Store
 
+_ROOM = 1 << 18  # numbers between the projections: 1 MiB, which a core's cache holds
 _KINDS = {"silu": SILU, "gelu": GELU, "gpt_oss": GPT_OSS}
 
 
@@ -36,7 +37,7 @@ class Arithmetic:
         self._neurons = np.array(
             [store.spec.neurons(block, block + 1) for block in range(store.spec.n_blocks)]
         )
-        self._hidden = np.empty((1, 2, store.spec.block), np.float32)
+        self._hidden = np.empty(_ROOM, np.float32)
         self._helpers = ThreadPoolExecutor(threads - 1) if threads > 1 else None
 
     def prepare(self) -> None:
@@ -80,29 +81,26 @@ class Arithmetic:
     def _run(
         self, x: Any, slots: Sequence[int], counts: Sequence[int], neurons: Any, out: Any
     ) -> None:
-        if len(self._hidden) < len(x):
-            self._hidden = np.empty((len(x), 2, self._spec.block), np.float32)
-        spec, hidden = self._spec, self._hidden[: len(x)]
-        if self._helpers is None:
-            run(
-                x, self._pool, np.array(slots), np.array(counts), neurons,
-                spec.block, self._kind, spec.biases, hidden, out,
-            )  # fmt: skip
-            return
-        matrix = spec.block * spec.d_model
-        for slot, rows, n in zip(slots, counts, neurons.tolist(), strict=True):
-            own, pool = hidden[:rows], self._pool
-            for which in (0, 1):
-                self._share(project, n, (x[:rows], pool, slot, which * matrix, own, which))
-            activate(own, pool, slot, 3 * matrix, spec.block, n, self._kind, spec.biases)
-            self._share(gather, spec.d_model, (own, pool, slot, 2 * matrix, n, out[:rows]))
+        spec, each = self._spec, 2 * self._spec.block * len(x)
+        if self._hidden.size < each:
+            self._hidden = np.empty(each, np.float32)
+        some = min(len(slots), self._hidden.size // each)  # blocks whose hidden rows have room
+        hidden = self._hidden[: some * each].reshape(some, len(x), 2, spec.block)
+        for low in range(0, len(slots), some):
+            part = slice(low, low + some)
+            blocks = np.array(slots[part]), np.array(counts[part]), neurons[part]
+            how = spec.block, self._kind, spec.biases, hidden
+            if self._helpers is None:
+                run(x, self._pool, *blocks, *how, out)
+            else:
+                self._share(front, x, self._pool, *blocks, *how)
+                self._share(back, self._pool, *blocks, spec.block, hidden, out)
 
-    def _share(self, kernel: Callable[..., None], n: int, args: tuple[Any, ...]) -> None:
-        """Run a kernel over [0, n) in parts of a multiple of 16, one for each thread."""
+    def _share(self, kernel: Callable[..., None], *args: Any) -> None:
+        """Run a kernel in parts, one for each thread; all have ended when it returns."""
         assert self._helpers is not None
-        each = 16 * -(-n // (16 * self._threads))
-        parts = [(low, min(n, low + each)) for low in range(0, n, each)]
-        others = [self._helpers.submit(kernel, *args, *part) for part in parts[1:]]
-        kernel(*args, *parts[0])
+        threads = self._threads
+        others = [self._helpers.submit(kernel, *args, n, threads) for n in range(1, threads)]
+        kernel(*args, 0, threads)
         for other in others:
             other.result()

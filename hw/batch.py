@@ -6,7 +6,6 @@ run of them: no row is gathered twice, and no block is computed for a row that d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,34 +26,38 @@ class Work:
         hidden: Any,
     ) -> None:
         """rows [r] of ``hidden`` [rows, d_model], their widths [r] in blocks and weights [r]."""
-        falling = np.argsort(-widths, kind="stable")
         self.expert = expert
-        self.rows = rows[falling]
-        self.weights = weights[falling]
-        sorted_widths = widths[falling]
-        # counts[b]: how many of the rows use block b
-        self.counts = [int((sorted_widths > b).sum()) for b in range(int(sorted_widths[0]))]
         self.hidden = hidden
         self.inputs: Any = None  # [r, d_model], gathered when the first block is computed
         self.sums: Any = None  # [r, d_model] float32: of the blocks computed so far, in their order
+        if len(rows) == 1:
+            self.rows, self.weights, self.counts = rows, weights, [1] * int(widths[0])
+            return
+        falling = np.argsort(-widths, kind="stable")
+        self.rows, self.weights = rows[falling], weights[falling]
+        rising = widths[falling[::-1]]
+        past = rising.searchsorted(np.arange(rising[-1]), side="right")
+        # counts[b]: how many of the rows use block b
+        self.counts = (len(rows) - past).tolist()
 
 
 def works(
-    experts: Sequence[int],
     ids: npt.NDArray[Any],
     widths: npt.NDArray[Any],
     weights: npt.NDArray[np.float32],
     hidden: Any,
 ) -> dict[int, Work]:
-    """The work of each of an event's ``experts`` (those with a task).
+    """The work of each of an event's experts that a row asks for, by expert.
 
     ids, widths (blocks) and weights: [rows, k]; hidden [rows, d_model], on the device.
     """
-    asked = widths > 0
-    made = {}
-    for expert in experts:
-        rows, rank = np.nonzero((ids == expert) & asked)
-        made[expert] = Work(
-            expert, rows, widths[rows, rank].astype(np.int64), weights[rows, rank], hidden
-        )
+    row, rank = np.nonzero(widths > 0)
+    own = ids[row, rank].argsort(kind="stable")
+    row, rank = row[own], rank[own]
+    owner, widths, weights = ids[row, rank], widths[row, rank], weights[row, rank]
+    made, start = dict[int, Work](), 0
+    for end in (np.flatnonzero(np.diff(owner, append=-1)) + 1).tolist():
+        expert, part = int(owner[start]), slice(start, end)
+        made[expert] = Work(expert, row[part], widths[part], weights[part], hidden)
+        start = end
     return made

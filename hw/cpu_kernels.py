@@ -8,8 +8,8 @@ Rows are slices, for an index that might be negative costs their loops six times
 A call takes all blocks of a piece, for 40 us of Python around each of them would be half the time
 of small ones. `benchmarks/compute.py` has the speeds of whole experts.
 
-The pool is [slots, numbers of a block]; x [r, d_model], hidden [r, 2, block] and out [r, d_model]
-are float32.
+The pool is [slots, numbers of a block]; x [r, d_model], out [r, d_model] and hidden, [r, 2, block]
+or that of every block of a piece, are float32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
 SILU, GELU, GPT_OSS = range(3)
 
 
-def _compiled(function: Callable[..., None]) -> Any:
+def _compiled(function: Callable[..., Any]) -> Any:
     """Compiled at its first call, for some seconds, and kept on the disk for other processes.
 
     That needs functions of a module: what a function encloses is another thing in every process.
@@ -97,12 +97,15 @@ def project(
 
 @_compiled
 def activate(
-    hidden: Any, pool: Any, slot: int, at: int, block: int, neurons: int, kind: int,
-    biased: bool,
+    hidden: Any, pool: Any, slot: int, at: int, block: int, kind: int, biased: bool,
+    first: int, last: int,
 ) -> None:  # fmt: skip
-    """hidden[:, 0] from both projections, in place; biases from number ``at`` on: gate, then up."""
+    """hidden[:, 0] of neurons [first, last) from both projections, in place.
+
+    Biases from number ``at`` of the slot on: gate, then up.
+    """
     for r in range(hidden.shape[0]):
-        for i in range(neurons):
+        for i in range(first, last):
             gate, up = hidden[r, 0, i], hidden[r, 1, i]
             if biased:
                 gate += _widen(pool[slot, at + i])
@@ -152,17 +155,47 @@ def gather(
 
 
 @_compiled
+def own_part(n: int, part: int, parts: int) -> tuple[int, int]:
+    """[first, last) of n that a thread takes: in sixteens, so that sums do not depend on parts."""
+    each = 16 * -(-n // (16 * parts))
+    return min(n, part * each), min(n, (part + 1) * each)
+
+
+@_compiled
+def front(
+    x: Any, pool: Any, slots: Any, counts: Any, neurons: Any, block: int, kind: int,
+    biased: bool, hidden: Any, part: int, parts: int,
+) -> None:  # fmt: skip
+    """hidden[b] of each block b: a part of its neurons, for its leading counts[b] rows."""
+    matrix = block * x.shape[1]
+    for b in range(len(slots)):
+        slot, rows = slots[b], counts[b]
+        own = hidden[b, :rows]
+        first, last = own_part(neurons[b], part, parts)
+        for which in range(2):
+            project(x[:rows], pool, slot, which * matrix, own, which, first, last)
+        activate(own, pool, slot, 3 * matrix, block, kind, biased, first, last)
+
+
+@_compiled
+def back(
+    pool: Any, slots: Any, counts: Any, neurons: Any, block: int, hidden: Any, out: Any,
+    part: int, parts: int,
+) -> None:  # fmt: skip
+    """out += hidden[b] by the down projection of each block b in turn: a part of the columns."""
+    d = out.shape[1]
+    first, last = own_part(d, part, parts)
+    for b in range(len(slots)):
+        rows = counts[b]
+        own = hidden[b, :rows]
+        gather(own, pool, slots[b], 2 * block * d, neurons[b], out[:rows], first, last)
+
+
+@_compiled
 def run(
     x: Any, pool: Any, slots: Any, counts: Any, neurons: Any, block: int, kind: int,
     biased: bool, hidden: Any, out: Any,
 ) -> None:  # fmt: skip
-    """All blocks of a piece in turn, each for its leading counts[b] rows."""
-    d = x.shape[1]
-    matrix = block * d
-    for b in range(len(slots)):
-        slot, rows, n = slots[b], counts[b], neurons[b]
-        own = hidden[:rows]
-        for which in range(2):
-            project(x[:rows], pool, slot, which * matrix, own, which, 0, n)
-        activate(own, pool, slot, 3 * matrix, block, n, kind, biased)
-        gather(own, pool, slot, 2 * matrix, n, out[:rows], 0, d)
+    """All of it by one thread."""
+    front(x, pool, slots, counts, neurons, block, kind, biased, hidden, 0, 1)
+    back(pool, slots, counts, neurons, block, hidden, out, 0, 1)

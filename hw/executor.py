@@ -87,12 +87,18 @@ class Executor:
                 self._flush(now, always=False)
 
     def event(
-        self, layer: int, tasks: list[Task], guess: Iterable[int], works: Mapping[int, Work], n: int
+        self,
+        layer: int,
+        tasks: list[Task],
+        guess: Iterable[int],
+        works: Callable[[], Mapping[int, Work]],
+        n: int,
     ) -> Any:
         """Execute an event whose layer's attention and router are done.
 
-        works: what each task computes, by expert. Returns the outputs of its ``n`` rows, summed
-        with the router's weights: [n, d_model] float32. Raises what a stream failed with.
+        works: makes what each task computes, by expert; asked when the first load is on its way.
+        Returns the outputs of its ``n`` rows, summed with the router's weights: [n, d_model]
+        float32. Raises what a stream failed with.
         """
         with self._lock:
             if self._failure is not None:  # a prefetch failed since the last event
@@ -101,13 +107,14 @@ class Executor:
             started = self._now()
             self.scheduler.start(layer, tasks, guess)
             self._slots.begin(tasks, self._driver.load)
-            self._works = works
             self._add(self.scheduler.event, layer, LAYER, -1, 0, 0, self._free_since, started)
             if self.scheduler.done:  # every width is 0: nothing to do
                 self._end_event(started)
-            self._issue()
+            self._begin_load()
+            self._works = works()
+            self._begin_piece()
         self._wait()
-        return self._device.combine([works[expert] for expert in sorted(works)], n)
+        return self._device.combine([work for _, work in sorted(self._works.items())], n)
 
     def finish(self) -> int:
         """Wait for what is in flight, hand on the last rows; the run's time in ns."""
@@ -126,13 +133,17 @@ class Executor:
 
     def _issue(self) -> None:
         """Let each free stream begin what comes next; the lock is held."""
-        if self._failure is not None:
-            return
+        self._begin_load()
+        self._begin_piece()
+
+    def _begin_load(self) -> None:
         load = self._driver.next_load()
         if load is not None:
             slots = self._slots.take(load)
             self._load_since = self._now()
             self._device.copy(Copy(load.row, load.expert, load.first, slots), self._loaded)
+
+    def _begin_piece(self) -> None:
         task = self._driver.next_task()
         if task is not None:
             slots = self._slots.of(task, task.ended, task.started)

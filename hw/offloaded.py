@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,7 @@ class Offloaded:
         guess = () if self._ahead is None else self._ahead.ravel().tolist()
         self._ahead = None
         inputs = hidden.detach().to(self._kind)
-        made = works([task.expert for task in tasks], ids, widths, w, inputs)
+        made = partial(works, ids, widths, w, inputs)
         out = self._executor.event(layer.index, tasks, guess, made, len(ids))
         bias = self._model.biases[which]
         if bias is not None:  # of the down projection: part of every width

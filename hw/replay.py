@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,8 +70,8 @@ def replay(
                 continue
             widths = workload.widths(event, executor.residents)
             tasks = union(event.experts, widths)
-            made = works(
-                [task.expert for task in tasks],
+            made = partial(
+                works,
                 np.array(event.experts),
                 np.array(widths),
                 workload.weights(event),

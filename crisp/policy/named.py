@@ -29,6 +29,11 @@ class Policy:
                 f"none, found {self.prefetch.name}"
             )
 
+    @property
+    def profiled(self) -> bool:
+        """Whether anything is decided from a profile."""
+        return self.width.profiled or self.cache.name == "static"
+
     def to_dict(self) -> dict[str, str | int]:
         """The policy with every parameter, as it is printed into a run."""
         widths = {kind: name for name, kind in WIDTHS.items()}

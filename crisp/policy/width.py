@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +102,9 @@ def table_widths(
 class WidthPolicy(Protocol):
     """What gives a width to every (token, expert)."""
 
+    profiled: ClassVar[bool]
+    """Whether widths come from a profile: its counts, or its measured roles."""
+
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> BoundWidths:
         """The policy for one model. ordered: whether the trace sorts experts by weight."""
 
@@ -109,6 +112,8 @@ class WidthPolicy(Protocol):
 @dataclass(frozen=True)
 class Full:
     """Every expert at full width."""
+
+    profiled: ClassVar = False
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
         """All blocks, whatever the combination."""
@@ -119,6 +124,7 @@ class Full:
 class Uniform:
     """Every expert at the same share of its neurons (uniform pruning)."""
 
+    profiled: ClassVar = False
     share: Fraction = Fraction(1, 2)
 
     def __post_init__(self) -> None:
@@ -136,6 +142,8 @@ class Uniform:
 class Single:
     """The dominant expert alone; the others are skipped."""
 
+    profiled: ClassVar = True
+
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
         """Full width for the anchor, nothing for the rest."""
         return _table(spec, profile, ordered, spec.n_blocks, 0)
@@ -145,6 +153,7 @@ class Single:
 class Tiered:
     """HOT: both full; WARM: the auxiliary at ``warm``; COLD: at ``cold`` (0 skips it)."""
 
+    profiled: ClassVar = True
     alpha: Fraction = Fraction(3, 5)
     beta: Fraction = Fraction(9, 10)
     warm: Fraction = Fraction(1, 2)

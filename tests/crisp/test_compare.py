@@ -156,6 +156,15 @@ def test_where_it_ran_may_differ() -> None:
     other = {"engine": "hw", "hardware": None, "device": {"name": "cpu"}, "store": {"seed": 1}}
     made = compare(run(), replace(run(), settings=SETTINGS | other), None, None)
     assert {pair.error for pair in made.pairs} <= {0.0, None}
+    one, two = (
+        {
+            "trace": SETTINGS["trace"] | {"file": file},
+            "profile": {"sha256": "cc", "from": source},
+        }
+        for file, source in ((None, "the model"), ({"name": "x"}, "the trace"))
+    )
+    runs = [replace(run(), settings=SETTINGS | settings) for settings in (one, two)]
+    assert compare(*runs, None, None).pairs == compare(run(), run(), None, None).pairs
 
 
 @pytest.mark.parametrize(

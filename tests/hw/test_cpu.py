@@ -6,8 +6,6 @@ import ctypes
 import gc
 import mmap
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 from contextlib import closing
@@ -34,6 +32,7 @@ from hw.replay import replay
 from hw.store import Store
 from sim.hardware import profile as hardware
 from sim.simulate import simulate
+from tests.hw.sampled import peak
 
 pytest.importorskip("torch")
 pytest.importorskip("xxhash")
@@ -254,32 +253,6 @@ def test_nothing_of_a_store_stays_in_the_page_cache(
     assert [cached_pages(path) for path in store.files] == [0] * len(store.files)
 
 
-SAMPLER = """
-import sys, threading, time
-from pathlib import Path
-
-def anon():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 1024
-
-import crisp.cli.replay, hw.cpu, hw.replay, crisp.cli.outputs, crisp.cli.tables, crisp.cli.setup
-import sim.simulate, torch, pandas, xxhash
-base, most = anon(), [0.0]
-
-def sample():
-    while True:
-        most[0] = max(most[0], anon())
-        time.sleep(0.005)
-
-threading.Thread(target=sample, daemon=True).start()
-from crisp.cli.main import main
-try:
-    main(sys.argv[1:])
-finally:
-    print("MB", most[0] - base, file=sys.stderr)
-"""
-
-
 def test_memory_is_the_budget_and_little_more(tmp_path: Path) -> None:
     """2.1 GB of experts of Mixtral's sizes at 10 %: budget, staging and 100 MB."""
     spec = ModelSpec.named("mixtral-8x7b").first_layers(1)
@@ -293,13 +266,7 @@ def test_memory_is_the_budget_and_little_more(tmp_path: Path) -> None:
         position=np.arange(6, dtype=np.int32), phase=np.ones(6, np.uint8),
         header=Header(n_experts=8, top_k=2, ordered=True, origin="synthetic", seed=0),
     ).save(made)  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", SAMPLER, "replay", str(made), "--store", str(store.path),
-         "--policy", "lru", "--budget", "10%"],
-        capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    used = float(done.stderr.rsplit("MB ", 1)[1].split()[0]) * (1 << 20)
+    used = peak("replay", made, "--store", store.path, "--policy", "lru", "--budget", "10%")
     budget, staging = 0.1 * store.spec.routed_bytes, 2 * store.spec.expert_bytes
     assert used < budget + staging + 100e6
     assert used > 0.5 * budget

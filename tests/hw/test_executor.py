@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -97,11 +98,13 @@ def execute(one: Case, device_seed: int) -> tuple[Any, list[list[int]], list[Any
     return everything.rows, states, outputs, device
 
 
-def labelled(one: Case, event: Event, tasks: list[Task]) -> dict[int, Work]:
+def labelled(one: Case, event: Event, tasks: list[Task]) -> Callable[[], dict[int, Work]]:
     """One row for each task; in place of activations the layer, for the device to compare."""
     row, weight = one.spec.moe_layers.index(event.layer), np.ones(1, np.float32)
     first = np.zeros(1, np.int64)
-    return {t.expert: Work(t.expert, first, np.array([t.width]), weight, row) for t in tasks}
+    return lambda: {
+        t.expert: Work(t.expert, first, np.array([t.width]), weight, row) for t in tasks
+    }
 
 
 def simulated(one: Case) -> tuple[Any, list[list[int]]]:

@@ -22,6 +22,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
 from crisp.adapter import attach, recording  # noqa: E402
 from crisp.case import Case, Conditions  # noqa: E402
+from crisp.compare import check_same_case  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.fitting import fit  # noqa: E402
 from crisp.loading import load, load_tokenizer  # noqa: E402
@@ -255,8 +256,7 @@ def test_the_recorded_trace_gives_the_same_loads_in_simulation_and_replay(
     for run in runs:
         for metric in ("tokens", "tasks", "hits", "partial_hits", "blocks_loaded", "skipped"):
             assert run.metrics[metric] == made.run.metrics[metric]
-        for setting in ("trace", "model", "policy", "budget", "phase", "chunk", "granularity"):
-            assert run.settings[setting] == made.run.settings[setting]
+        check_same_case(run, made.run)
 
 
 def of_loads(rows: Any) -> list[list[int]]:

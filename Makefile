@@ -29,7 +29,7 @@ test: .venv-test/installed
 	$(TEST)/ruff check .
 	$(TEST)/mypy
 	$(TEST)/lint-imports --no-logo
-	$(TEST)/pytest $(if $(DATA),--data=$(DATA))
+	$(TEST)/pytest -n auto --dist loadfile $(if $(DATA),--data=$(DATA))
 
 bench: .venv-test/installed
 	$(TEST)/python benchmarks/bench.py

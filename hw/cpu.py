@@ -164,7 +164,9 @@ class CpuDevice:
 
     def combine(self, works: Sequence[Work], rows: int) -> Any:
         """The experts' outputs summed: [rows, d_model] float32."""
-        return self._arithmetic.combine(works, rows)
+        summed = list[Any]()
+        self._compute.run(lambda: summed.append(self._arithmetic.combine(works, rows)))
+        return summed[0]
 
     def check(self) -> None:
         """Raise DeviceError if a thread is dead."""

@@ -57,7 +57,9 @@ class Device(Protocol):
     def combine(self, works: Sequence[Work], rows: int) -> Any:
         """The experts' outputs summed with the router's weights: [rows, d_model] float32.
 
-        By ascending expert id, so that the result depends on no policy. Waits for its result.
+        By ascending expert id, so that the result depends on no policy. Of all that was given to
+        the compute stream before, whether that has ended or not; what it returns may be used as if
+        it were there.
         """
 
     def check(self) -> None:

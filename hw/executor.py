@@ -54,7 +54,10 @@ class Executor:
         self._layers, self._experts = spec.moe_layers, spec.n_experts
         self._works: Mapping[int, Work] = {}
         self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._over = threading.Event()  # nothing of an event, or of preloading, is left to end
+        self._over.set()
+        self._begun = threading.Event()  # every piece of the event is with the compute stream
+        self._blocks = 0  # of the event that are not
         self._failure: BaseException | None = None
         self._load_since = self._piece_since = 0
         self._step = -1
@@ -69,16 +72,18 @@ class Executor:
                 taken = self._slots.preload(entry, blocks)
                 self._over.clear()
                 self._device.copy(Copy(row, expert, 0, taken), self._preloaded)
-                self._wait()
+                self._settle()
         self._zero = self._device.clock()
 
     def residents(self, layer: int) -> list[int]:
-        """Blocks of each expert of a layer that are resident now."""
+        """Blocks of each expert of a layer that are resident between two events."""
+        self._settle()
         start = self._layers.index(layer) * self._experts
         return self.scheduler.store.resident[start : start + self._experts]
 
     def end_step(self, step: Step | None) -> None:
         """A forward pass has ended and the next one begins; None: it is the first."""
+        self._settle()
         with self._lock:
             self._step += 1
             if step is not None:
@@ -98,26 +103,35 @@ class Executor:
 
         works: makes what each task computes, by expert; asked when the first load is on its way.
         Returns the outputs of its ``n`` rows, summed with the router's weights: [n, d_model]
-        float32. Raises what a stream failed with.
+        float32, computed when the device says so: the compute stream may still be at it. Raises
+        what a stream failed with.
         """
+        self._settle()
         with self._lock:
-            if self._failure is not None:  # a prefetch failed since the last event
+            if self._failure is not None:  # a prefetch failed just now
                 raise self._failure
             self._over.clear()
+            self._begun.clear()
+            self._blocks = sum(task.width for task in tasks)
             started = self._now()
             self.scheduler.start(layer, tasks, guess)
             self._slots.begin(tasks, self._driver.load)
             self._add(self.scheduler.event, layer, LAYER, -1, 0, 0, self._free_since, started)
             if self.scheduler.done:  # every width is 0: nothing to do
+                self._begun.set()
                 self._end_event(started)
             self._begin_load()
-            self._works = works()
+            self._works = made = works()
             self._begin_piece()
-        self._wait()
-        return self._device.combine([work for _, work in sorted(self._works.items())], n)
+        self._wait(self._begun)
+        out = self._device.combine([work for _, work in sorted(made.items())], n)
+        if self._failure is not None:  # a piece that was begun: nothing of it may be used
+            raise self._failure
+        return out
 
     def finish(self) -> int:
         """Wait for what is in flight, hand on the last rows; the run's time in ns."""
+        self._settle()
         with self._lock:
             now = self._now()
             self._flush(now, always=True)
@@ -125,8 +139,12 @@ class Executor:
         self._device.synchronise()
         return now
 
-    def _wait(self) -> None:
-        while not self._over.wait(_PATIENCE):
+    def _settle(self) -> None:
+        """Return when the last event is over; raise what a stream has failed with."""
+        self._wait(self._over)
+
+    def _wait(self, what: threading.Event) -> None:
+        while not what.wait(_PATIENCE):
             self._device.check()
         if self._failure is not None:
             raise self._failure
@@ -150,6 +168,9 @@ class Executor:
             self._piece_since = self._now()
             piece = Piece(self._works[task.expert], task.ended, slots)
             self._device.compute(piece, self._computed)
+            self._blocks -= len(slots)
+            if not self._blocks:
+                self._begun.set()
 
     def _loaded(self, end: int, failure: BaseException | None) -> None:
         """The link's callback."""
@@ -196,6 +217,7 @@ class Executor:
         self._failure = self._failure or failure
         if self._failure is not None:
             self._over.set()
+            self._begun.set()
         return self._failure is not None
 
     def _add(

@@ -49,6 +49,7 @@ class FakeDevice:
         self._queues[1].put((lambda: self._compute(piece), done))
 
     def combine(self, works: Sequence[Work], rows: int) -> list[tuple[int, Any]]:
+        self._drain(self._queues[1])
         return [(work.expert, work.sums) for work in works]
 
     def check(self) -> None:
@@ -56,9 +57,13 @@ class FakeDevice:
 
     def synchronise(self) -> None:
         for own in self._queues:
-            over = threading.Event()
-            own.put((lambda: None, lambda end, failure, over=over: over.set()))
-            over.wait()
+            self._drain(own)
+
+    @staticmethod
+    def _drain(own: queue.SimpleQueue[Any]) -> None:
+        over = threading.Event()
+        own.put((lambda: None, lambda end, failure: over.set()))
+        over.wait()
 
     def close(self) -> None:
         for own, thread in zip(self._queues, self._threads, strict=True):

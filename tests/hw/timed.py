@@ -59,6 +59,8 @@ class TimedDevice:
 
     def combine(self, works: Sequence[Work], rows: int) -> None:
         with self._lock:
+            while COMPUTE in self._pending:
+                self._lock.wait(1e-4)
             self._now += 1_000 * rows + 500 * len(works)
 
     def synchronise(self) -> None:

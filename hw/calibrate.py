@@ -91,7 +91,7 @@ def calibrate(
 ) -> Calibration:
     """Measure a device with a pool of `pool_slots`.
 
-    layer: time between two events, by rows. hidden: rows -> [rows, d_model] on the device.
+    layer: time between two events, by rows. hidden: rows -> [rows, d_model].
     seconds: about how long it takes, by the device's clock, but every size is visited at least
     once. progress: told the share that is done.
 
@@ -190,7 +190,7 @@ class _Bench:
         return lambda done: self._device.copy(request, done)
 
     def _pieces(self, blocks: int, rows: int, handed: bool = True) -> Chain:
-        hidden = self._hidden(rows)
+        hidden = self._device.place(self._hidden(rows))
         every, widths = np.arange(rows), np.full(rows, blocks)
         weights = np.full(rows, 0.5, np.float32)
 

@@ -48,6 +48,9 @@ class Device(Protocol):
     def clock(self) -> int:
         """Nanoseconds of a monotonic clock; the streams' ``end_ns`` are of the same one."""
 
+    def place(self, hidden: Any) -> Any:
+        """A caller's rows [n, d_model], in the type that experts take, as a `Work` has them."""
+
     def copy(self, request: Copy, done: Done) -> None:
         """Begin a copy on the idle link stream."""
 

@@ -75,6 +75,10 @@ class Executor:
                 self._settle()
         self._zero = self._device.clock()
 
+    def place(self, hidden: Any) -> Any:
+        """A caller's rows, for `works`: see `hw.device.Device`."""
+        return self._device.place(hidden)
+
     def residents(self, layer: int) -> list[int]:
         """Blocks of each expert of a layer that are resident between two events."""
         self._settle()

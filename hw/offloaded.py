@@ -111,7 +111,7 @@ class Offloaded:
         tasks = union(ids.tolist(), widths.tolist())
         guess = () if self._ahead is None else self._ahead.ravel().tolist()
         self._ahead = None
-        inputs = hidden.detach().to(self._kind)
+        inputs = self._executor.place(hidden.detach().to(self._kind))
         made = partial(works, ids, widths, w, inputs)
         out = self._executor.event(layer.index, tasks, guess, made, len(ids))
         bias = self._model.biases[which]

@@ -46,17 +46,19 @@ class Files:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(file)
 
-    def read(self, row: int, expert: int, first: int, places: Sequence[memoryview]) -> None:
-        """Blocks [first, first + len(places)) of an expert, each into its place, page-aligned.
+    def read(
+        self, row: int, expert: int, first: int, places: Sequence[memoryview], at: int = 0
+    ) -> None:
+        """An expert's bytes from byte ``at`` of block ``first`` on, into places one after the
+        other: all page-aligned, for instance a place for every block.
 
         Raises DeviceError, naming the file, for whatever the system says, and for a file that has
         become shorter.
         """
         path, file = self._store.files[row], self._files[row]
-        offset = self._store.offset(row, expert, first)
+        start = offset = self._store.offset(row, expert, first) + at
         for pieces in _requests(places, self.read_bytes):
             offset = self._fill(path, file, offset, pieces)
-        start = self._store.offset(row, expert, first)
         self._forget(file, start, offset - start)
 
     def choose_size(self, buffer: memoryview, clock: Callable[[], int] = time.monotonic_ns) -> None:

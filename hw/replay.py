@@ -22,6 +22,7 @@ from crisp.run import Run
 from crisp.timeline import Recorder, Sink
 from crisp.workload import Event, Step, union
 from hw.batch import works
+from hw.device import Device
 from hw.executor import Executor, measured_run
 from hw.metering import metering, power_model
 from hw.options import Options
@@ -58,7 +59,7 @@ def replay(
     model = power_model(hardware, modelled_energy)
     with closing(options.open(store, needed)) as device, metering(meter, model) as metered:
         executor = Executor(case.spec, scheduler, device, Slots(case.spec, needed), recorder, watch)
-        hidden = _Activations(store)
+        hidden = _Activations(store, device)
         executor.preload()
         metered.start()
         step: Step | None = None
@@ -99,15 +100,16 @@ def replay(
 class _Activations:
     """Random rows to compute with: the same in every run, whatever runs beside them."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._made: Any = None
+    def __init__(self, store: Store, device: Device) -> None:
+        self._store, self._device = store, device
+        self._placed: dict[int, Any] = {}
 
     def rows(self, event: Event) -> Any:
-        """[rows, d_model] in the store's type."""
+        """[rows, d_model] in the store's type, on the device."""
         torch, n = need("torch"), len(event.step.rows)
-        if self._made is None or len(self._made) < n:
+        if n not in self._placed:
             random = torch.Generator().manual_seed(0)
             made = torch.randn(n, self._store.spec.d_model, generator=random)
-            self._made = made.to(getattr(torch, TYPES[self._store.dtype]))
-        return self._made[:n]
+            made = made.to(getattr(torch, TYPES[self._store.dtype]))
+            self._placed[n] = self._device.place(made)
+        return self._placed[n]

@@ -42,6 +42,9 @@ class FakeDevice:
     def clock(self) -> int:
         return time.monotonic_ns()
 
+    def place(self, hidden: Any) -> Any:
+        return hidden
+
     def copy(self, request: Copy, done: Done) -> None:
         self._queues[0].put((lambda: self._copy(request), done))
 

@@ -49,6 +49,9 @@ class TimedDevice:
     def describe(self) -> dict[str, Any]:
         return {"name": "fake", "link_limit": None}
 
+    def place(self, hidden: Any) -> Any:
+        return hidden
+
     def copy(self, request: Copy, done: Done) -> None:
         self.copies.append(request)
         self._begin(LOAD, self.load_ns(len(request.slots)), done)

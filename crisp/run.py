@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from crisp.event import EventScheduler
 from crisp.files import atomic
 from crisp.hardware import CostModel
 from crisp.model import ModelSpec
+from crisp.run_check import check
 from crisp.timeline import StepLog, Sums
 from crisp.trace import DECODE
 
@@ -44,7 +45,16 @@ class Run:
         }
 
 
-def provenance(settings: dict[str, Any], energy: Energy | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class HostTimes:
+    """What a measured run's host spent on deciding, in ns (paper, Table 3)."""
+
+    lookup: int  # from a router's answer to widths, but for waiting until the answer is there
+    queue: int  # in the scheduler: orders, evictions, which task is next
+    coordination: int  # around it: handing operations to the streams, hearing of their ends
+
+
+def provenance(settings: dict[str, Any], sums: Sums, energy: Energy | None) -> dict[str, Any]:
     """Which program made a run of which inputs: the hash covers trace, profile, seed and all."""
     text = json.dumps(settings, sort_keys=True).encode()
     origin = None
@@ -54,6 +64,7 @@ def provenance(settings: dict[str, Any], energy: Energy | None) -> dict[str, Any
     return {
         "tool": TOOL,
         "inputs_sha256": hashlib.sha256(text).hexdigest(),
+        "timeline_sha256": sums.digest(),
         "energy": origin,
     }
 
@@ -71,18 +82,23 @@ def save(runs: Run | list[Run], path: str | Path) -> None:
 
 
 def load(path: str | Path) -> list[Run]:
-    """The runs in a file that `save` wrote; CrispError if it is something else."""
+    """The runs in a file that `save` wrote, one at least; CrispError if it is something else."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        runs = content if isinstance(content, list) else [content]
-        for run in runs:
-            if run.pop("version") != VERSION:
-                raise CrispError(f"{path}: made by another version of crisp")
-        return [Run(**run) for run in runs]
+        json.dumps(content, allow_nan=False, ensure_ascii=False).encode()  # numbers and text, all
     except OSError as error:
         raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CrispError(f"{path}: is not a run file") from error
+    runs = content if isinstance(content, list) else [content]
+    if not runs or not all(isinstance(run, dict) and "version" in run for run in runs):
+        raise CrispError(f"{path}: is not a run file")
+    for number, run in enumerate(runs, 1):
+        if run["version"] != VERSION:
+            raise CrispError(f"{path}: made by another version of crisp")
+        check(run, str(path) if run is content else f"{path}: run {number}")
+    parts = [field.name for field in fields(Run)]
+    return [Run(**{part: run[part] for part in parts}) for run in runs]
 
 
 def finish(
@@ -97,12 +113,13 @@ def finish(
     skipped: int,
     initial: Sequence[int] | None,
     energy: Callable[[States], Energy | str],
+    host: HostTimes | None = None,
 ) -> Run:
     """The run that has ended, with its metrics.
 
     cost: of a simulated machine; None: times were measured, and bounds are unknown. initial: blocks
     of each expert that were resident from the start. energy: joules from how long which streams
-    were busy, or why there are none.
+    were busy, or why there are none. host: of a measured run.
 
     Raises InvariantError if its sums contradict each other.
     """
@@ -177,17 +194,28 @@ def finish(
         if ahead is None:
             why[key] = "the policy does not prefetch"
 
+    for name in ("lookup", "queue", "coordination"):
+        for per, number in (("event", scheduler.event + 1), ("token", tokens)):
+            key = f"{name}_us_per_{per}"
+            metrics[key] = None
+            if host is None:
+                why[key] = "a simulated host takes no time"
+            elif number:
+                metrics[key] = getattr(host, name) / number / 1e3
+            else:
+                why[key] = "there was no event"
+
     joules = energy(states)
     names = {"energy_j_per_token": "gross_j", "energy_net_j_per_token": "net_j"}
     if isinstance(joules, str):
         metrics |= dict.fromkeys(names)
         why |= dict.fromkeys(names, joules)
-        return Run(settings, metrics, why, provenance(settings, None))
+        return Run(settings, metrics, why, provenance(settings, sums, None))
     for name, part in names.items():
         metrics[name] = getattr(joules, part) and getattr(joules, part) / tokens
         if metrics[name] is None:
             why[name] = "what the idle machine draws was not measured"
-    return Run(settings, metrics, why, provenance(settings, joules))
+    return Run(settings, metrics, why, provenance(settings, sums, joules))
 
 
 def _bounds(

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import threading
 import time
-from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from crisp.adapter import need
 from crisp.errors import CrispError
@@ -25,62 +24,7 @@ from hw.errors import DeviceError
 from hw.memory import check_available
 from hw.reading import Files, Pace
 from hw.store import Store
-
-_PATIENCE = 1.0  # seconds between looks at whether a thread is alive
-
-
-class Stream:
-    """A thread that does one operation after the other, and calls back after each."""
-
-    def __init__(self, name: str, clock: Callable[[], int]) -> None:
-        self._clock, self._name = clock, name
-        self._queue: SimpleQueue[tuple[Callable[[], None], Done] | None] = SimpleQueue()
-        self._broken: BaseException | None = None
-        self._thread = threading.Thread(target=self._serve, name=f"crisp-{name}", daemon=True)
-        self._thread.start()
-
-    def submit(self, operation: Callable[[], None], done: Done) -> None:
-        """Begin an operation; the callback may submit the next."""
-        self._queue.put((operation, done))
-
-    def run(self, operation: Callable[[], None]) -> None:
-        """Do something in the stream's thread, when it is idle, and wait for it."""
-        over, failures = threading.Event(), list[BaseException]()
-
-        def done(_: int, failure: BaseException | None) -> None:
-            failures.extend([failure] if failure else [])
-            over.set()
-
-        self.submit(operation, done)
-        while not over.wait(_PATIENCE):
-            self.check()
-        if failures:
-            raise failures[0]
-
-    def check(self) -> None:
-        """Raise DeviceError if the thread is dead."""
-        if not self._thread.is_alive():
-            why = f": {self._broken!r}" if self._broken else ""
-            raise DeviceError(f"the {self._name} thread has ended{why}") from self._broken
-
-    def close(self) -> None:
-        """End the thread after what it is at; what was submitted after that is never done."""
-        self._queue.put(None)
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _serve(self) -> None:
-        try:
-            while (item := self._queue.get()) is not None:
-                operation, done = item
-                failure: BaseException | None = None
-                try:
-                    operation()
-                except BaseException as error:
-                    failure = error
-                done(self._clock(), failure)
-        except BaseException as error:  # a callback failed: nobody can be told but by `check`
-            self._broken = error
+from hw.worker import Worker
 
 
 class CpuDevice:
@@ -125,10 +69,10 @@ class CpuDevice:
             self._files.close()
             raise
         self._pace = None if link_limit is None else Pace(link_limit, self.clock)
-        self._streams: list[Stream] = []
+        self._streams: list[Worker] = []
         try:
             for stream in ("reading", "compute"):
-                self._streams.append(Stream(stream, self.clock))
+                self._streams.append(Worker(stream, self.clock))
             self._link, self._compute = self._streams
             self._compute.run(self._arithmetic.prepare)
         except BaseException as error:
@@ -156,6 +100,15 @@ class CpuDevice:
     def place(self, hidden: Any) -> Any:
         """They are where they are needed."""
         return hidden
+
+    def upload(self, tensor: Any) -> Any:
+        """It is there."""
+        return tensor
+
+    def fetch(self, tensor: Any) -> npt.NDArray[Any]:
+        """It is there."""
+        found: npt.NDArray[Any] = tensor.numpy()
+        return found
 
     def copy(self, request: Copy, done: Done) -> None:
         """Read blocks from the disk."""

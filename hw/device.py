@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy.typing as npt
+
 from hw.batch import Work
 
 Done = Callable[[int, BaseException | None], None]
@@ -50,6 +52,12 @@ class Device(Protocol):
 
     def place(self, hidden: Any) -> Any:
         """A caller's rows [n, d_model], in the type that experts take, as a `Work` has them."""
+
+    def upload(self, tensor: Any) -> Any:
+        """A host tensor on the device."""
+
+    def fetch(self, tensor: Any) -> npt.NDArray[Any]:
+        """A small tensor of the caller's on the host, when it is there."""
 
     def copy(self, request: Copy, done: Done) -> None:
         """Begin a copy on the idle link stream."""

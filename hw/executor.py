@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from time import perf_counter_ns
+from typing import Any, TypeVar
 
 from crisp.case import Case
 from crisp.driver import Driver
@@ -21,7 +22,7 @@ from crisp.energy import Energy, States
 from crisp.event import EventScheduler
 from crisp.hardware import HardwareProfile
 from crisp.model import ModelSpec
-from crisp.run import Run, finish
+from crisp.run import HostTimes, Run, finish
 from crisp.tasks import Task
 from crisp.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
 from crisp.workload import Step
@@ -29,6 +30,7 @@ from hw.batch import Work
 from hw.device import Copy, Device, Piece
 from hw.slots import Slots
 
+Answer = TypeVar("Answer")
 _UNKNOWN = -1  # a timeline's alone_ns: what it would have taken alone was not measured
 _PATIENCE = 1.0  # seconds between looks at whether the streams are alive
 
@@ -49,7 +51,7 @@ class Executor:
         over, before anything else begins.
         """
         self._driver, self.scheduler = Driver(scheduler), scheduler
-        self._device, self._slots, self._watch = device, slots, watch
+        self.device, self._slots, self._watch = device, slots, watch
         self.recorder, self.log = recorder, StepLog()
         self._layers, self._experts = spec.moe_layers, spec.n_experts
         self._works: Mapping[int, Work] = {}
@@ -63,6 +65,7 @@ class Executor:
         self._step = -1
         self._free_since = 0
         self._zero = device.clock()
+        self._queue_ns = self._held_ns = 0  # in the scheduler; with the lock held, that included
 
     def preload(self) -> None:
         """Load what is resident from the start, before the clock starts."""
@@ -71,13 +74,9 @@ class Executor:
                 row, expert = divmod(entry, self._experts)
                 taken = self._slots.preload(entry, blocks)
                 self._over.clear()
-                self._device.copy(Copy(row, expert, 0, taken), self._preloaded)
+                self.device.copy(Copy(row, expert, 0, taken), self._preloaded)
                 self._settle()
-        self._zero = self._device.clock()
-
-    def place(self, hidden: Any) -> Any:
-        """A caller's rows, for `works`: see `hw.device.Device`."""
-        return self._device.place(hidden)
+        self._zero = self.device.clock()
 
     def residents(self, layer: int) -> list[int]:
         """Blocks of each expert of a layer that are resident between two events."""
@@ -117,8 +116,8 @@ class Executor:
             self._over.clear()
             self._begun.clear()
             self._blocks = sum(task.width for task in tasks)
-            started = self._now()
-            self.scheduler.start(layer, tasks, guess)
+            started, begin = self._now(), perf_counter_ns()
+            self._ask(self.scheduler.start, layer, tasks, guess)
             self._slots.begin(tasks, self._driver.load)
             self._add(self.scheduler.event, layer, LAYER, -1, 0, 0, self._free_since, started)
             if self.scheduler.done:  # every width is 0: nothing to do
@@ -127,11 +126,16 @@ class Executor:
             self._begin_load()
             self._works = made = works()
             self._begin_piece()
+            self._held_ns += perf_counter_ns() - begin
         self._wait(self._begun)
-        out = self._device.combine([work for _, work in sorted(made.items())], n)
+        out = self.device.combine([work for _, work in sorted(made.items())], n)
         if self._failure is not None:  # a piece that was begun: nothing of it may be used
             raise self._failure
         return out
+
+    def host_times(self, lookup_ns: int) -> HostTimes:
+        """What deciding took until now; ``lookup_ns`` of the caller's."""
+        return HostTimes(lookup_ns, self._queue_ns, self._held_ns - self._queue_ns)
 
     def finish(self) -> int:
         """Wait for what is in flight, hand on the last rows; the run's time in ns."""
@@ -140,7 +144,7 @@ class Executor:
             now = self._now()
             self._flush(now, always=True)
             self._failure = _Finished()  # a prefetch that still arrives starts nothing
-        self._device.synchronise()
+        self.device.synchronise()
         return now
 
     def _settle(self) -> None:
@@ -149,7 +153,7 @@ class Executor:
 
     def _wait(self, what: threading.Event) -> None:
         while not what.wait(_PATIENCE):
-            self._device.check()
+            self.device.check()
         if self._failure is not None:
             raise self._failure
 
@@ -159,19 +163,19 @@ class Executor:
         self._begin_piece()
 
     def _begin_load(self) -> None:
-        load = self._driver.next_load()
+        load = self._ask(self._driver.next_load)
         if load is not None:
             slots = self._slots.take(load)
             self._load_since = self._now()
-            self._device.copy(Copy(load.row, load.expert, load.first, slots), self._loaded)
+            self.device.copy(Copy(load.row, load.expert, load.first, slots), self._loaded)
 
     def _begin_piece(self) -> None:
-        task = self._driver.next_task()
+        task = self._ask(self._driver.next_task)
         if task is not None:
             slots = self._slots.of(task, task.ended, task.started)
             self._piece_since = self._now()
             piece = Piece(self._works[task.expert], task.ended, slots)
-            self._device.compute(piece, self._computed)
+            self.device.compute(piece, self._computed)
             self._blocks -= len(slots)
             if not self._blocks:
                 self._begun.set()
@@ -181,23 +185,25 @@ class Executor:
         with self._lock:
             if self._fails(failure):
                 return
-            load = self._driver.loaded()
+            begin = perf_counter_ns()
+            load = self._ask(self._driver.loaded)
             self._slots.landed(load)
             event, kind = (-1, PREFETCH) if load.prefetch else (self.scheduler.event, LOAD)
             self._add(event, self._layers[load.row], kind, load.expert, load.first, load.blocks,
                       self._load_since, end - self._zero)  # fmt: skip
             self._issue()
+            self._held_ns += perf_counter_ns() - begin
 
     def _computed(self, end: int, failure: BaseException | None) -> None:
         """The compute stream's callback."""
         with self._lock:
             if self._fails(failure):
                 return
-            task = self._driver.task
+            begin, task = perf_counter_ns(), self._driver.task
             assert task is not None
             first, last = task.ended, task.started
             self._slots.used(task, first, last)
-            self._driver.computed()
+            self._ask(self._driver.computed)
             scheduler = self.scheduler
             end -= self._zero
             self._add(scheduler.event, self._layers[task.entry // self._experts], COMPUTE,
@@ -205,6 +211,7 @@ class Executor:
             if scheduler.done:
                 self._end_event(end)
             self._issue()
+            self._held_ns += perf_counter_ns() - begin
 
     def _end_event(self, now: int) -> None:
         if self._watch is not None:
@@ -236,8 +243,14 @@ class Executor:
         since = self._load_since if self._driver.load is not None else None
         self.recorder.flush(now, since, always)
 
+    def _ask(self, decide: Callable[..., Answer], *args: Any) -> Answer:
+        begin = perf_counter_ns()
+        answer = decide(*args)
+        self._queue_ns += perf_counter_ns() - begin
+        return answer
+
     def _now(self) -> int:
-        return self._device.clock() - self._zero
+        return self.device.clock() - self._zero
 
 
 def measured_run(
@@ -249,9 +262,11 @@ def measured_run(
     total_ns: int,
     skipped: int,
     energy: Callable[[States], Energy | str],
+    lookup_ns: int,
 ) -> Run:
     """The run that an executor has finished.
 
+    lookup_ns: from what routers answered to widths.
     device, store: as they describe themselves; hardware: the profile that was asked for anything.
     """
     settings = case.settings("hw", None if hardware is None else hardware.to_dict())
@@ -266,6 +281,7 @@ def measured_run(
         skipped=skipped,
         initial=case.initial(),
         energy=energy,
+        host=executor.host_times(lookup_ns),
     )
 
 

@@ -107,6 +107,7 @@ def generate(
         total_ns,
         offloaded.skipped,
         metered.energy,
+        offloaded.lookup_ns,
     )
     return Generated(run, writer.text, tuple(writer.new), case.trace)
 

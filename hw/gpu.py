@@ -26,15 +26,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hw.batch import Work
-from hw.cpu import Stream
 from hw.device import Copy, Done, Piece
 from hw.errors import DeviceError
 from hw.kernels.layout import Layout
 from hw.sources import Source
 from hw.store import Store
 from hw.streams import Event, Streams
+from hw.worker import Worker
 
 
 class Rows(NamedTuple):
@@ -60,7 +61,7 @@ class GpuDevice:
         self._how: dict[str, Any] = {}
         self._link, self._compute = streams.stream(), streams.stream()
         self.resources = ExitStack()  # closed when nothing runs any more
-        self._threads = [Stream(own, self.clock) for own in ("link", "compute")]
+        self._threads = [Worker(own, self.clock) for own in ("link", "compute")]
 
     def load_from(self, source: Source, pool: Any, how: dict[str, Any]) -> None:
         """Where blocks come from, and the uint8 rows [..., stride] where kernels find them; while
@@ -80,6 +81,17 @@ class GpuDevice:
         """See `hw.device.Device`."""
         there = self._streams.upload(hidden)
         return Rows(there, self._streams.record())
+
+    def upload(self, tensor: Any) -> Any:
+        """On the caller's stream."""
+        return self._streams.upload(tensor)
+
+    def fetch(self, tensor: Any) -> npt.NDArray[Any]:
+        """By way of page-locked memory; it waits for that copy alone."""
+        found, there = self._streams.download(tensor)
+        there.synchronize()
+        numbers: npt.NDArray[Any] = found.numpy()
+        return numbers
 
     def copy(self, request: Copy, done: Done) -> None:
         """Begin it on the link stream."""

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crisp.adapter import Routing, handling, looking_ahead, need, ranked
+from crisp.adapter import Routing, handling, looking_ahead, need
 from crisp.case import Case
 from crisp.errors import CrispError
 from crisp.trace import DECODE, PREFILL
 from crisp.workload import Step, union
 from hw.batch import works
 from hw.executor import Executor
+from hw.lookup import Lookup
 from hw.resident import Resident
 from hw.store import TYPES
 
@@ -34,12 +35,15 @@ class Offloaded:
         self._layers, self._experts = model.found.layers, case.spec.n_experts
         self._kind = getattr(need("torch"), TYPES[model.store.dtype])
         self._widths = case.policy.width.bind(case.spec, case.profile, True)
+        self._lookup = Lookup(
+            case.spec, self._widths, executor.device.upload, executor.device.fetch
+        )
         self._guesses = case.policy.prefetch.name == "guess"
         self._passes: list[Routing] = []
         self._shape = model.found.n_layers, case.spec.top_k
         self._step: Step | None = None  # the pass that runs
         self._turn = len(self._layers)  # the MoE layer that comes next
-        self._ahead: npt.NDArray[np.int16] | None = None  # its router's guess, [n, k]
+        self._heard: tuple[Any, Any] | None = None  # its router's answer ahead of it
         self.skipped = 0  # (token, expert)s of width 0
 
     @contextmanager
@@ -56,6 +60,11 @@ class Offloaded:
                     yield
         finally:
             hook.remove()
+
+    @property
+    def lookup_ns(self) -> int:
+        """What finding widths has taken so far, but for waiting for the routers."""
+        return self._lookup.own_ns
 
     def end(self) -> None:
         """The last pass has ended."""
@@ -89,43 +98,45 @@ class Offloaded:
 
     def _hear(self, which: int, index: Any, weights: Any) -> None:
         """What the router of a layer says of the input of the block before."""
-        layer = self._layers[which]
-        ids, _, _ = ranked(index, weights, self._experts, layer.name)
-        self._passes[-1].guess[:, layer.index, : ids.shape[1]] = ids
-        self._ahead = ids
+        self._heard = index, weights
 
     def _run(self, which: int, hidden: Any, index: Any, weights: Any, _: Any) -> Any:
         """The Handler: widths from the policy, then an event."""
-        layer, torch = self._layers[which], need("torch")
+        layer, executor = self._layers[which], self._executor
         if which != self._turn:
             raise CrispError(f"{layer.name}: was called out of its turn; not understood")
         self._turn += 1
-        ids, w, _ = ranked(index, weights, self._experts, layer.name)
-        half = w.astype(np.float16)  # as a trace has them: both decide alike
+        inputs = hidden.detach().to(self._kind)  # before the wait, so that nothing follows it
+        chosen = self._lookup(which, layer.name, index, weights, self._heard)
+        self._heard = None
+        ids, w, widths = chosen.experts, chosen.weights, chosen.widths
         seen = self._passes[-1]
         seen.experts[:, layer.index, : ids.shape[1]] = ids
         seen.weights[:, layer.index, : ids.shape[1]] = w
-        resident = self._executor.residents(layer.index) if self._widths.residency else None
-        widths = self._widths.widths(layer.index, ids, half, resident)
+        if chosen.guess is not None:
+            following = self._layers[which + 1].index
+            seen.guess[:, following, : chosen.guess.shape[1]] = chosen.guess
+        if widths is None:
+            resident = executor.residents(layer.index) if self._widths.residency else None
+            half = w.astype(np.float16)  # as a trace has them: both decide alike
+            widths = self._widths.widths(layer.index, ids, half, resident)
         self.skipped += int(((widths == 0) & (ids >= 0)).sum())
         tasks = union(ids.tolist(), widths.tolist())
-        guess = () if self._ahead is None else self._ahead.ravel().tolist()
-        self._ahead = None
-        inputs = self._executor.place(hidden.detach().to(self._kind))
-        made = partial(works, ids, widths, w, inputs)
-        out = self._executor.event(layer.index, tasks, guess, made, len(ids))
+        guess = () if chosen.guess is None else chosen.guess.ravel().tolist()
+        made = partial(works, ids, widths, w, executor.device.place(inputs))
+        out = executor.event(layer.index, tasks, guess, made, len(ids))
         bias = self._model.biases[which]
         if bias is not None:  # of the down projection: part of every width
-            out = out + torch.from_numpy(self._shares(ids, widths, w)) @ bias
+            out = out + executor.device.upload(self._shares(ids, widths, w)) @ bias
         return out.to(hidden)
 
     def _shares(
         self, ids: npt.NDArray[Any], widths: npt.NDArray[Any], weights: npt.NDArray[np.float32]
-    ) -> npt.NDArray[np.float32]:
+    ) -> Any:
         """The router's weight of every expert that is executed: [n, experts]."""
         shares = np.zeros((len(ids), self._experts + 1), np.float32)  # the last is for "none"
         np.put_along_axis(shares, ids.astype(np.int64), np.where(widths > 0, weights, 0), 1)
-        return shares[:, :-1]
+        return need("torch").from_numpy(shares[:, :-1])
 
 
 def empty(rows: int, layers: int, k: int) -> tuple[Any, Any, Any]:

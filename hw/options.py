@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from crisp.errors import CrispError, nearest
 from crisp.units import show_bytes
 from hw.device import Device
 from hw.store import Store
 
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda", "unified")
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -20,17 +22,36 @@ class Options:
     threads: int = 1  # that compute on a processor
     link_limit: int | None = None  # bytes a second: an emulated slower link
     verify: bool = False  # every block that is read against its hash
+    host_limit: int | None = None  # cuda: bytes of host memory for a copy of the weights
+    loads_from: str | None = None  # unified: where weights come from; None: measured
+    progress: Callable[[float], None] | None = field(default=None, compare=False)
+    """Told the share of the weights that is read when a device opens."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise nearest(self.device, DEVICES, "device")
-        if self.threads < 1:
-            raise CrispError(f"threads {self.threads}: must be at least 1")
+        for name, value, devices in (
+            ("threads", self.threads != 1, ("cpu",)),
+            ("link-limit", self.link_limit is not None, ("cpu",)),
+            ("verify", self.verify, ("cpu",)),
+            ("host-limit", self.host_limit is not None, ("cuda",)),
+            ("loads-from", self.loads_from is not None, ("unified",)),
+        ):
+            if value and self.device not in devices:
+                raise CrispError(f"--{name}: is of device {devices[0]}, found {self.device}")
+        if not 1 <= self.threads <= _MOST_THREADS:
+            raise CrispError(
+                f"threads {self.threads}: must be at least 1 and at most {_MOST_THREADS}"
+            )
         if self.link_limit is not None and self.link_limit < 1:
             raise CrispError(f"link limit {self.link_limit}: must be at least 1 byte a second")
 
     def __str__(self) -> str:
         """In a few words."""
+        if self.device != "cpu":
+            limit = None if self.host_limit is None else show_bytes(self.host_limit)
+            told = limit and f"at most {limit} of host memory", self.loads_from
+            return ", ".join([self.device, *filter(None, told)])
         words = [self.device, f"{self.threads} thread" + ("s" if self.threads > 1 else "")]
         if self.link_limit is not None:
             words.append(f"link limited to {show_bytes(self.link_limit)}/s")
@@ -38,8 +59,24 @@ class Options:
 
     def open(self, store: Store, slots: int) -> Device:
         """The device, with a pool of so many slots; to be closed."""
-        from hw.cpu import CpuDevice
+        if self.device == "cpu":
+            from hw.cpu import CpuDevice
 
-        return CpuDevice(
-            store, slots, threads=self.threads, link_limit=self.link_limit, verify=self.verify
-        )
+            return CpuDevice(
+                store, slots, threads=self.threads, link_limit=self.link_limit, verify=self.verify
+            )
+        from hw.torch_cuda import TorchCuda
+
+        streams, how = TorchCuda(), self.progress
+        if self.device == "cuda":
+            from hw.cuda import cuda
+
+            return cuda(streams, store, slots, host_limit=self.host_limit, progress=how)
+        from hw.unified import unified
+
+        return unified(streams, store, slots, way=self.loads_from, progress=how)
+
+    @property
+    def torch_device(self) -> str:
+        """Where a model runs whose experts this device has, as torch calls it."""
+        return "cpu" if self.device == "cpu" else "cuda"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -63,14 +64,17 @@ def replay(
         executor.preload()
         metered.start()
         step: Step | None = None
+        looked = 0  # ns
         for event in workload.events(case.steps(progress)):
             if event.step is not step:
                 executor.end_step(step)
                 step = event.step
             if event.experts is None:
                 continue
+            begin = perf_counter_ns()
             widths = workload.widths(event, executor.residents)
             tasks = union(event.experts, widths)
+            looked += perf_counter_ns() - begin
             made = partial(
                 works,
                 np.array(event.experts),
@@ -94,6 +98,7 @@ def replay(
         total_ns,
         workload.skipped,
         metered.energy,
+        looked,
     )
 
 

@@ -44,10 +44,16 @@ class Resident:
 
 
 def open_resident(
-    folder: Path, store: Store, *, verify: bool = False, progress: Progress | None = None
+    folder: Path,
+    store: Store,
+    *,
+    device: str = "cpu",
+    verify: bool = False,
+    progress: Progress | None = None,
 ) -> Resident:
-    """The model in ``folder``, on the processor and in its own type, with its experts in ``store``.
+    """The model in ``folder``, in its own type, with its experts in ``store``.
 
+    device: torch's name of where it runs.
     verify: hash all weights in the folder, to be sure that they are those the store was packed
     from. Otherwise the blocks of one expert in the first MoE layer and of one in the last are
     compared, and what a prepared model's metadata says.
@@ -70,13 +76,16 @@ def open_resident(
     wanted = {name: x for name, x in model.state_dict().items() if name not in stored}
     total, done = sum(x.nbytes for x in wanted.values()), 0
     for name, tensor in conversion.tensors(wanted.keys()):
-        place(model, name, tensor)
+        place(model, name, tensor.to(device))
         done += tensor.nbytes
         if progress is not None:
             progress(done, total)
     # The checkpoint has one of the names that a tied tensor goes by, or all of them.
     missing = {name for name, x in model.state_dict().items() if name in wanted and x.is_meta}
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
+    for name, buffer in list(model.named_buffers()):  # those that no checkpoint holds, too
+        if not buffer.is_meta:
+            place(model, name, buffer.to(device))
     left = [name for name, x in model.state_dict().items() if name in wanted and x.is_meta]
     if left:  # a family may say that it can do without; what it would do is not understood
         raise CrispError(f"{folder}: lacks the model's {min(left)}")
@@ -90,7 +99,7 @@ def open_resident(
         name=folder.resolve().name,
         revision=None,
         spec=spec,
-        how=f"{str(model.dtype).removeprefix('torch.')} on cpu, experts in {store.dtype}, "
+        how=f"{str(model.dtype).removeprefix('torch.')} on {device}, experts in {store.dtype}, "
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     )
     return Resident(

@@ -59,6 +59,9 @@ class Streams(Protocol):
         may be changed at once. What is there already is returned as it is.
         """
 
+    def download(self, tensor: Any) -> tuple[Any, Event]:
+        """Launch a copy of a small tensor to page-locked host memory: (that, when it is there)."""
+
     def register(self, memory: Any) -> str | None:
         """Page-lock a tensor of host memory, and let the device reach it; why not, if it fails."""
 

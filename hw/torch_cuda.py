@@ -93,6 +93,13 @@ class TorchCuda:
         with told():
             return own if own.is_cuda else own.pin_memory().to(self._device, non_blocking=True)
 
+    def download(self, tensor: Any) -> tuple[Any, _Event]:
+        """Torch keeps page-locked memory that was used once: no call of the driver is needed."""
+        with told():
+            found = self._torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            found.copy_(tensor, non_blocking=True)
+        return found, self.record()
+
     def register(self, memory: Any) -> str | None:
         """cudaHostRegister."""
         runtime = self._cuda.cudart()

@@ -91,6 +91,14 @@ class FakeStreams:
         self.launch(made.copy_, own.clone())
         return made
 
+    def download(self, tensor: Any) -> tuple[Any, FakeEvent]:
+        import torch
+
+        found = torch.full((tensor.nbytes,), 0xFF, dtype=torch.uint8).view(tensor.dtype)
+        found = found.view(tensor.shape)
+        self.launch(found.copy_, tensor)
+        return found, self.record()
+
     def register(self, memory: Any) -> str | None:
         if self.refused is None:
             self.registered.append(memory)

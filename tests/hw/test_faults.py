@@ -29,13 +29,14 @@ from crisp.policy import named
 from crisp.tasks import Task
 from crisp.timeline import Recorder
 from hw.batch import Work
-from hw.cpu import CpuDevice, Stream
+from hw.cpu import CpuDevice
 from hw.device import Copy
 from hw.errors import DeviceError
 from hw.executor import Executor
 from hw.packing import pack, pack_synthetic
 from hw.slots import Slots, slots_needed
 from hw.store import Store
+from hw.worker import Worker
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("xxhash")
@@ -85,7 +86,7 @@ def copied(device: CpuDevice, request: Copy) -> BaseException | None:
 
 
 def test_a_stream_does_one_thing_after_the_other_and_tells_of_failures() -> None:
-    stream, order, told = Stream("test", time.monotonic_ns), list[int](), list[Any]()
+    stream, order, told = Worker("test", time.monotonic_ns), list[int](), list[Any]()
     for i in range(50):
         stream.submit(lambda i=i: order.append(i), lambda end, failure: told.append((end, failure)))
     stream.run(lambda: None)
@@ -102,7 +103,7 @@ def test_a_stream_does_one_thing_after_the_other_and_tells_of_failures() -> None
 
 
 def test_a_stream_may_be_closed_from_its_own_callback() -> None:
-    stream, over = Stream("test", time.monotonic_ns), threading.Event()
+    stream, over = Worker("test", time.monotonic_ns), threading.Event()
     stream.submit(lambda: None, lambda end, failure: (stream.close(), over.set()))  # type: ignore[func-returns-value]
     assert over.wait(10)
     stream.close()

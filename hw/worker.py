@@ -1,0 +1,80 @@
+"""A thread that does what it is given, and calls back: a stream, or what watches one."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from hw.device import Done
+from hw.errors import DeviceError
+
+_PATIENCE = 1.0  # seconds between looks at whether a thread is alive
+_FAREWELL = 10.0  # seconds that an operation may take to end
+
+
+class Worker:
+    """A thread that does one operation after the other, and calls back after each."""
+
+    def __init__(self, name: str, clock: Callable[[], int]) -> None:
+        self._clock, self._name = clock, name
+        self._queue: SimpleQueue[tuple[Callable[[], None], Done] | None] = SimpleQueue()
+        self._broken: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name=f"crisp-{name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, operation: Callable[[], None], done: Done) -> None:
+        """Begin an operation; the callback may submit the next."""
+        self._queue.put((operation, done))
+
+    def run(self, operation: Callable[[], None]) -> None:
+        """Do something in its thread, when it is idle, and wait for it."""
+        over, failures = threading.Event(), list[BaseException]()
+
+        def done(_: int, failure: BaseException | None) -> None:
+            failures.extend([failure] if failure else [])
+            over.set()
+
+        self.submit(operation, done)
+        while not over.wait(_PATIENCE):
+            self.check()
+        if failures:
+            raise failures[0]
+
+    def check(self) -> None:
+        """Raise DeviceError if the thread is dead."""
+        if not self._thread.is_alive():
+            why = f": {self._broken!r}" if self._broken else ""
+            raise DeviceError(f"the {self._name} thread has ended{why}") from self._broken
+
+    def close(self) -> None:
+        """End the thread after what it is at; what was submitted after that is never done.
+
+        Raises DeviceError for a thread that does not end, as when the disk is gone: what it uses
+        must stay. While something else fails, that is raised again, with a note.
+        """
+        self._queue.put(None)
+        if self._thread is threading.current_thread():
+            return
+        self._thread.join(_FAREWELL)
+        if self._thread.is_alive():
+            told = f"the {self._name} thread does not end, and is left behind"
+            failure = sys.exception()
+            if failure is None:
+                raise DeviceError(told)
+            failure.add_note(told)
+            raise failure
+
+    def _serve(self) -> None:
+        try:
+            while (item := self._queue.get()) is not None:
+                operation, done = item
+                failure: BaseException | None = None
+                try:
+                    operation()
+                except BaseException as error:
+                    failure = error
+                done(self._clock(), failure)
+        except BaseException as error:  # a callback failed: nobody can be told but by `check`
+            self._broken = error

@@ -6,6 +6,9 @@
 #   make fidelity  lay simulation beside measurement: docs/fidelity.md anew
 #   make soak    half an hour of random replays and texts on this machine
 #   make peers   tokens/s of this and of others under one memory cap: docs/peers.md anew (root)
+#   make kernels-report  compile the GPU kernels for four architectures, without one: docs/kernels.md
+#   make gpu-report  every check that needs a GPU, with what PYTHON has; installs nothing: out/gpu/
+#   make gpu-bundle  the same as a folder to take to such a machine: out/gpu-bundle/
 #   make quality measure what widths cost in quality: docs/quality.md anew (DATA: the texts)
 #   make clean   remove both environments, out/ and all caches
 
@@ -18,7 +21,7 @@ PIP_FLAGS := -qq --disable-pip-version-check --no-input -c constraints.txt
 TEST := .venv-test/bin
 SOURCES := $(shell find crisp sim hw traces -name __pycache__ -prune -o -type f -print)
 
-.PHONY: demo test bench fidelity peers soak quality clean
+.PHONY: demo test bench fidelity peers soak kernels-report quality clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -35,6 +38,7 @@ bench: .venv-test/installed
 	$(TEST)/python benchmarks/bench.py
 	$(TEST)/python benchmarks/preparation.py
 	$(TEST)/python benchmarks/compute.py
+	$(TEST)/python benchmarks/deciding.py
 
 fidelity: .venv-test/installed
 	$(TEST)/python benchmarks/fidelity
@@ -42,8 +46,24 @@ fidelity: .venv-test/installed
 peers: .venv-peers/installed
 	.venv-peers/bin/python benchmarks/peers
 
+gpu-report:
+	$(PYTHON) benchmarks/gpu
+
+# The sources and what they need that is pure Python; torch, triton, numpy, safetensors and xxhash
+# are the other machine's.
+gpu-bundle:
+	rm -rf out/gpu-bundle
+	mkdir -p out/gpu-bundle/benchmarks
+	cp -R crisp sim hw out/gpu-bundle/
+	cp -R benchmarks/gpu out/gpu-bundle/benchmarks/
+	@$(PYTHON) -m pip install $(PIP_FLAGS) --no-deps --target out/gpu-bundle/carried simpy nvidia-ml-py
+	@echo "there: python3 benchmarks/gpu --carried carried"
+
 soak: .venv-test/installed
 	$(TEST)/python benchmarks/soak.py
+
+kernels-report: .venv-test/installed
+	$(TEST)/python benchmarks/kernels.py
 
 quality: .venv-test/installed
 	$(TEST)/python benchmarks/quality $(if $(DATA),--data $(DATA))

@@ -1,0 +1,104 @@
+"""Every check that needs a GPU, in one go and in less than eight minutes: `make gpu-report`.
+
+It needs a Python of 3.11 or newer with torch, triton, numpy, safetensors and xxhash, and this
+checkout; nothing is installed. Pure Python that is missing there (simpy, nvidia-ml-py) may lie in a
+folder that ``--carried`` names. ``--dry-run`` goes through all of it on the processor, with
+tiny matrices: it shows that the script works, and its figures say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> int:
+    """Run all sections, write report.md and report.json; 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out/gpu"), help="a folder")
+    parser.add_argument("--carried", type=Path, help="a folder of Python packages")
+    parser.add_argument("--dry-run", action="store_true", help="on the processor")
+    asked = parser.parse_args()
+    sys.path[:0] = [str(ROOT), *([str(asked.carried)] if asked.carried else [])]
+    try:
+        import torch
+        from eager import Eager
+        from sections import SECTIONS, Machine
+
+        from crisp.errors import CrispError
+        from hw.torch_cuda import TorchCuda
+    except ImportError as error:
+        print(f"error: {error.name} is needed and not installed: {error}", file=sys.stderr)
+        return 2
+    try:
+        streams: Any = Eager() if asked.dry_run else TorchCuda()
+    except CrispError as error:
+        print(f"error: {error}; --dry-run goes without one", file=sys.stderr)
+        return 2
+    asked.out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {"conditions": conditions(torch, streams.name)}
+    begin, failed = time.monotonic(), False
+    with tempfile.TemporaryDirectory(dir=asked.out) as folder:
+        machine = Machine(streams, Path(folder), asked.dry_run, "cpu" if asked.dry_run else "cuda")
+        for title, check in SECTIONS.items():
+            print(f"{time.monotonic() - begin:5.0f} s  {title}", file=sys.stderr, flush=True)
+            try:
+                found[title] = check(machine)
+            except Exception:  # the others are still worth having
+                failed, found[title] = True, traceback.format_exc()
+                print(found[title], file=sys.stderr)
+            write(found, asked.out)
+    found["conditions"]["seconds"] = round(time.monotonic() - begin)
+    write(found, asked.out)
+    print(asked.out / "report.md")
+    return int(failed)
+
+
+def conditions(torch: Any, name: str) -> dict[str, Any]:
+    """What the figures stand under."""
+    told = {
+        "date": datetime.date.today().isoformat(), "gpu": name, "torch": torch.__version__,
+        "python": platform.python_version(), "kernel": platform.release(),
+    }  # fmt: skip
+    if torch.cuda.is_available():
+        import triton
+
+        properties = torch.cuda.get_device_properties(0)
+        told |= {
+            "capability": f"{properties.major}.{properties.minor}", "cuda": torch.version.cuda,
+            "memory_bytes": properties.total_memory, "triton": triton.__version__,
+        }  # fmt: skip
+    return told
+
+
+def write(found: dict[str, Any], folder: Path) -> None:
+    """Both files, after every section: whatever ends the run, what was found is there."""
+    from sections import shown
+
+    (folder / "report.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    told = ", ".join(f"{key} {value}" for key, value in found["conditions"].items())
+    parts = ["# On a GPU", f"Written by `make gpu-report`: {told}."]
+    for title, rows in list(found.items())[1:]:
+        parts.append(f"## {title}")
+        if isinstance(rows, str):
+            parts.append(f"Failed:\n\n```\n{rows}```")
+            continue
+        names = list(rows[0])
+        lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+        lines += [f"| {' | '.join(shown(row[name]) for name in names)} |" for row in rows]
+        parts.append("\n".join(lines))
+    (folder / "report.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

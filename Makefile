@@ -21,7 +21,7 @@ PIP_FLAGS := -qq --disable-pip-version-check --no-input -c constraints.txt
 TEST := .venv-test/bin
 SOURCES := $(shell find crisp sim hw traces -name __pycache__ -prune -o -type f -print)
 
-.PHONY: demo test bench fidelity peers soak kernels-report quality clean
+.PHONY: demo test bench fidelity peers soak kernels-report gpu-report gpu-bundle quality clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -105,23 +106,40 @@ def compare(
     return Comparison(pairs, _timelines(simulated_rows, measured_rows))
 
 
-def one_run(path: Path) -> Run:
-    """The run in a file that holds one; CrispError if it holds another number of them."""
+def one_run(path: Path, *, measured: bool) -> Run:
+    """The run in a file that holds one; CrispError if it holds more, or one of the other kind."""
     runs = load(path)
     if len(runs) != 1:
         raise CrispError(f"{path}: holds {len(runs)} runs, expected one")
+    kinds = ("simulated", "measured")
+    found = runs[0].settings["engine"] == "hw"
+    if found != measured:
+        raise CrispError(f"{path}: is a {kinds[found]} run, expected a {kinds[measured]} one")
     return runs[0]
 
 
 def check_same_case(simulated: Run, measured: Run) -> None:
     """Raise CrispError unless the settings agree in all but where the runs ran."""
     difference = _difference("", simulated.settings, measured.settings)
+    difference = difference or _other_blocks(simulated.settings, measured.settings)
     if difference is not None:
         raise CrispError(f"the runs are not of the same case: {difference}")
 
 
+def rows_of(run: Run, run_path: Path, path: Path) -> Rows:
+    """The rows of a run's own timeline; CrispError for another's, and for one that was changed.
+
+    run_path: where the run is from.
+    """
+    rows = read_rows(path)
+    if hashlib.sha256(rows.tobytes()).hexdigest() != run.provenance.get("timeline_sha256"):
+        raise CrispError(f"{path}: is of another run than {run_path}, or was changed")
+    return rows
+
+
 def read_rows(path: Path) -> Rows:
     """The rows of a ``timeline.parquet``; CrispError if it is something else."""
+    import pyarrow.compute
     import pyarrow.parquet
 
     from crisp.sinks import schema
@@ -135,15 +153,17 @@ def read_rows(path: Path) -> Rows:
         raise CrispError(f"{path}: is not a parquet file") from error
     if table.schema.names != schema().names:
         raise CrispError(f"{path}: is not a timeline")
-    columns = []
-    for name in table.schema.names:
+    rows = np.empty((len(table), table.num_columns), np.int64)
+    for place, (name, expected) in enumerate(zip(table.schema.names, schema().types, strict=True)):
         column = table.column(name)
-        if name == "kind":
-            names = column.to_pylist()
-            columns.append(np.array([KINDS.index(kind) for kind in names], np.int64))
-        else:
-            columns.append(column.to_numpy())
-    return np.stack(columns, axis=1)
+        if column.type != expected or column.null_count:
+            raise CrispError(f"{path}: is not a timeline: {name} is not all {expected}")
+        if place == KIND:
+            column = pyarrow.compute.index_in(column, pyarrow.array(KINDS))
+            if column.null_count:
+                raise CrispError(f"{path}: is not a timeline: kind: expected {', '.join(KINDS)}")
+        rows[:, place] = column.to_numpy()
+    return rows
 
 
 def _difference(place: str, one: Any, other: Any) -> str | None:
@@ -157,6 +177,20 @@ def _difference(place: str, one: Any, other: Any) -> str | None:
         found = _difference(inner, one.get(key), other.get(key))
         if found is not None:
             return found
+    return None
+
+
+def _other_blocks(simulated: dict[str, Any], measured: dict[str, Any]) -> str | None:
+    """In what the blocks of a calibrated profile are not the store's, as far as both say."""
+    blocks: Any = simulated
+    for key in ("hardware", "tables", "geometry"):
+        blocks = blocks.get(key) if isinstance(blocks, dict) else None
+    store = measured.get("store")
+    if isinstance(blocks, dict) and isinstance(store, dict):
+        for key in ("dtype", "activation"):
+            one, other = blocks.get(key), store.get(key)
+            if None not in (one, other) and one != other:
+                return f"{key} of calibrated blocks is {one!r:.60}, of the store's {other!r:.60}"
     return None
 
 

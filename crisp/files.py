@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +30,19 @@ def check_writable(path: str | Path) -> None:
     """Raise CrispError now for what `atomic` would refuse after long work; nothing is changed."""
     with _beside(path):
         pass
+
+
+def check_readable(path: str | Path) -> None:
+    """Raise CrispError, with the system's reason, unless it is an ordinary file that can be read.
+
+    Libraries have one reason for all of them, and wait for ever at a pipe that nobody writes to.
+    """
+    try:
+        if not stat.S_ISREG(Path(path).stat().st_mode):
+            raise CrispError(f"{path}: is not an ordinary file")
+        Path(path).open("rb").close()
+    except OSError as error:
+        raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 @contextmanager

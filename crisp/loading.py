@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crisp.adapter import layout, need
+import numpy as np
+
+from crisp.adapter import Experts, layout, need
 from crisp.deepseek import register
 from crisp.errors import CrispError
 from crisp.model import ModelSpec
+from crisp.quantised import dequantise, quantise
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,29 @@ def in_float32(loaded: Loaded) -> Loaded:
     published, on, where = loaded.how.partition(" on ")
     how = f"float32 (published in {published}){on}{where}"
     return dataclasses.replace(loaded, model=loaded.model.float(), how=how)
+
+
+def in_groups(loaded: Loaded, dtype: str) -> Loaded:
+    """With the routed experts' weights that a store of ``dtype`` holds (int8 or int4), put into the
+    model in place; it computes in its own type as before.
+
+    Raises CrispError for weights too large for it.
+    """
+    torch = need("torch")
+    with torch.no_grad():
+        for layer in layout(loaded.model).layers:
+            experts = Experts.of(layer)
+            for expert in range(experts.n_experts):
+                for part in experts.neurons(expert):
+                    q, scales = quantise(part.float().cpu().numpy(), dtype)
+                    if not np.isfinite(scales).all():
+                        raise CrispError(
+                            f"{layer.name}: expert {expert} has weights too large for {dtype}"
+                        )
+                    part.copy_(torch.from_numpy(dequantise(q, scales)))
+            for bias in experts.biases():
+                bias.copy_(bias.half())
+    return dataclasses.replace(loaded, how=f"{loaded.how}, experts in {dtype}")
 
 
 def load_config(name: str | Path) -> Any:

@@ -7,9 +7,10 @@ fall below the last point. All of it is exact (fractions) and rounded once, half
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from crisp.cost import Apart, half_up
 from crisp.errors import CrispError
@@ -25,6 +26,8 @@ class Geometry:
     matrices: int
     bits: Fraction  # stored, of a routed weight
     block_bytes: int
+    dtype: str | None = None  # of a store; None: not known, as of a model
+    activation: str | None = None  # likewise
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Geometry:
@@ -118,16 +121,29 @@ def measured_cost(tables: Tables, spec: ModelSpec, profile: str) -> MeasuredCost
 
     profile: its name. Raises CrispError naming the first difference.
     """
-    asked = Geometry.of(spec)
-    for field in fields(Geometry):
-        found, expected = getattr(tables.geometry, field.name), getattr(asked, field.name)
-        if found != expected:
+    for name, expected in vars(Geometry.of(spec)).items():
+        found = getattr(tables.geometry, name)
+        if expected is not None and found != expected:
             raise CrispError(
-                f"hardware profile {profile}: was calibrated with {field.name} {found}, but "
+                f"hardware profile {profile}: was calibrated with {name} {found}, but "
                 f"{spec.name} has {expected}; calibrate with a store of {spec.name} in blocks of "
                 f"{spec.block} neurons and {spec.bits} bits"
             )
     return MeasuredCost(spec, tables)
+
+
+def check_store(tables: Tables, store: Mapping[str, Any], profile: str) -> None:
+    """Raise CrispError if it is known that blocks of another kind than a store's were measured.
+
+    store: what its index says; profile: its name. Sizes are for `measured_cost` to compare.
+    """
+    for key in ("dtype", "activation"):
+        found, expected = getattr(tables.geometry, key), store.get(key)
+        if None not in (found, expected) and found != expected:
+            raise CrispError(
+                f"hardware profile {profile}: was calibrated with {key} {found}, but the store has "
+                f"{expected}; calibrate with that store"
+            )
 
 
 def _between(at: Sequence[int], ns: Sequence[Fraction], x: Fraction | int) -> Fraction:

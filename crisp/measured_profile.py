@@ -15,7 +15,7 @@ from crisp.measured_cost import Curve, Geometry, Grid, Tables
 
 # section -> its keys; every section also has a source, and a spread where it says so
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "geometry": ("d_model", "block", "matrices", "bits", "block_bytes"),
+    "geometry": ("d_model", "block", "matrices", "bits", "block_bytes", "dtype", "activation"),
     "load": ("bytes", "ns", "spread"),
     "compute": ("blocks", "rows", "ns", "spread"),
     "layer": ("rows", "ns", "spread"),
@@ -38,6 +38,8 @@ def read_tables(content: Mapping[str, Any], path: Path) -> tuple[Tables, dict[st
         geometry=Geometry(
             bits=geometry.number("bits", 0, above=True),
             **{key: geometry.count(key) for key in _COUNTS},
+            dtype=geometry.word("dtype"),
+            activation=geometry.word("activation"),
         ),
         load=Curve(load.rising("bytes"), load.times("ns", load.rising("bytes"))),
         compute=Grid(
@@ -56,7 +58,7 @@ def tables_dict(tables: Tables) -> dict[str, dict[str, Any]]:
     spreads = dict(tables.spreads)
     geometry, load, compute, layer = tables.geometry, tables.load, tables.compute, tables.layer
     sections: dict[str, dict[str, Any]] = {
-        "geometry": {key: getattr(geometry, key) for key in SECTIONS["geometry"]}
+        "geometry": {key: value for key, value in vars(geometry).items() if value is not None}
         | {"bits": _plain(geometry.bits)},
         "load": {"bytes": list(load.at), "ns": _plains(load.ns)},
         "compute": {
@@ -72,9 +74,13 @@ def tables_dict(tables: Tables) -> dict[str, dict[str, Any]]:
     return sections
 
 
-def to_toml(kind: str, no_power: str, tables: Tables, sources: Mapping[str, str]) -> str:
-    """The text of a profile without power. kind: discrete or disk; sources: of each section."""
+def to_toml(
+    kind: str, loads_from: str | None, no_power: str, tables: Tables, sources: Mapping[str, str]
+) -> str:
+    """The text of a profile without power. loads_from: of kind unified; sources: by section."""
     lines = [f"kind = {_text(kind)}", 'model = "measured"', f"no_power = {_text(no_power)}"]
+    if loads_from is not None:
+        lines.insert(1, f"loads_from = {_text(loads_from)}")
     for name, section in tables_dict(tables).items():
         lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in section.items())]
         lines.append(f"source = {_text(sources[name])}")
@@ -103,6 +109,13 @@ class _Section:
         if not isinstance(source, str) or not source.strip():
             raise self._error("source", f"found {source!r}, expected where the numbers come from")
         return source.strip()
+
+    def word(self, key: str) -> str | None:
+        """It may be left out."""
+        word = self._keys.get(key)
+        if not isinstance(word, str | None):
+            raise self._error(key, f"found {word!r}, expected a word")
+        return word
 
     def count(self, key: str) -> int:
         return self._whole(key, self._get(key))

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from crisp.errors import CrispError
-from crisp.files import atomic
+from crisp.files import atomic, check_readable
 from crisp.model import ModelSpec
 from crisp.profile import Profile, dominant, tiers
 from crisp.units import exact
@@ -106,6 +106,7 @@ class Metadata:
     @classmethod
     def load(cls, path: Path | str) -> Metadata:
         """Read and check the file; CrispError says what is wrong with it."""
+        check_readable(path)
         try:
             with safe_open(path, "np") as file:
                 header = _header(path, file.metadata() or {})

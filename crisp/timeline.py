@@ -6,6 +6,7 @@ grow with its length.
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Sequence
 from typing import Protocol
@@ -84,9 +85,11 @@ class Sums:
         self.order_bound = 0  # every event's tasks in their best order
         self.blocks_landed = 0  # blocks
         self.blocks_computed = 0  # blocks
+        self._rows = hashlib.sha256()
 
     def add(self, rows: Rows, now: int, link_since: int | None) -> None:
         """Count the intervals that ended up to ``now``, and check that none overlap."""
+        self._rows.update(rows.tobytes())
         kind = rows[:, KIND]
         on_link = (kind == LOAD) | (kind == PREFETCH)
         link = np.clip(rows[on_link][:, [START, END]], self._until, now)
@@ -108,6 +111,10 @@ class Sums:
         self.alone += int(rows[~on_link, ALONE].sum())
         self.order_bound += int(rows[kind == LAYER, ALONE].sum()) + self._best_orders(rows)
         self._until = now
+
+    def digest(self) -> str:
+        """Sha256 of all rows so far: a file of them is this run's, and no other's."""
+        return self._rows.hexdigest()
 
     def _best_orders(self, rows: Rows) -> int:
         """Makespans of the events in ``rows``; at granularity block every block is a job.

@@ -12,6 +12,7 @@ _SIZE = re.compile(r"(?P<number>(\d+\.?\d*|\.\d+)(e\+?\d{1,2})?)\s*(?P<unit>[a-z
 _BYTES = {"": 1, "b": 1}
 _BYTES |= {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)}
 _BYTES |= {f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)}
+_LONGEST = 100  # characters: of thousands of digits Python makes no number
 
 
 def exact(text: str | int | Fraction, what: str = "number") -> Fraction:
@@ -25,8 +26,8 @@ def exact(text: str | int | Fraction, what: str = "number") -> Fraction:
     number = text.strip()
     percent = number.endswith("%")
     number = number.removesuffix("%").strip()
-    if not _DECIMAL.fullmatch(number):
-        raise CrispError(f"{what}: '{text}' is not a number")
+    if len(text) > _LONGEST or not _DECIMAL.fullmatch(number):
+        raise CrispError(f"{what}: {_shown(text)} is not a number")
     return Fraction(number) / (100 if percent else 1)
 
 
@@ -38,18 +39,27 @@ def parse_bytes(text: str, what: str = "size") -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     unit = match and _BYTES.get(match["unit"].lower())
-    if not match or not unit:
-        raise CrispError(f"{what}: '{text}' is not a size; write 4GB, 512MiB or a number of bytes")
+    if len(text) > _LONGEST or not match or not unit:
+        raise CrispError(
+            f"{what}: {_shown(text)} is not a size; write 4GB, 512MiB or a number of bytes"
+        )
     return int(Fraction(match["number"]) * unit)
 
 
 def parse_rate(text: str, what: str = "rate") -> int:
-    """Bytes a second from ``200MB/s``; the /s may be left out.
+    """Bytes a second from ``200MB/s``, at least one; the /s may be left out.
 
     >>> parse_rate("200MB/s"), parse_rate("1 MiB")
     (200000000, 1048576)
     """
-    return parse_bytes(text.strip().removesuffix("/s"), what)
+    rate = parse_bytes(text.strip().removesuffix("/s"), what)
+    if not rate:
+        raise CrispError(f"{what}: '{text}' is less than 1 byte a second")
+    return rate
+
+
+def _shown(text: str) -> str:
+    return f"'{text}'" if len(text) <= _LONGEST else f"'{text[:20]}…'"
 
 
 def show_bytes(n: float) -> str:

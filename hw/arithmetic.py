@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from crisp.adapter import need
+from crisp.quantised import BITS
 from hw.batch import Work
+from hw.cpu_groups import SIXTEEN
 from hw.cpu_kernels import GELU, GPT_OSS, POOL_TYPES, SILU, back, front, run
 from hw.device import Piece
 from hw.errors import DeviceError
@@ -34,6 +36,12 @@ class Arithmetic:
         self._spec, self._threads = store.spec, threads
         self._kind = _KINDS[store.activation]
         self._pool = pool.view(POOL_TYPES[store.dtype])
+        self._rest = pool.view(np.int16) if store.dtype in BITS else self._pool
+        matrix = store.spec.block * store.spec.d_model
+        matrix = matrix // 2 if store.dtype == "int4" else matrix
+        behind = 3 * matrix * self._pool.itemsize // self._rest.itemsize
+        self._places = store.spec.block, matrix, behind
+        self._order = _even_first(store.spec.d_model) if store.dtype == "int4" else None
         self._neurons = np.array(
             [store.spec.neurons(block, block + 1) for block in range(store.spec.n_blocks)]
         )
@@ -59,14 +67,15 @@ class Arithmetic:
         """End all threads of its own, and let go of the pool."""
         if self._helpers is not None:
             self._helpers.shutdown()
-        self._pool = None  # a part of it, however small, would keep all
+        self._pool = self._rest = None  # a part of it, however small, would keep all
 
     def add(self, piece: Piece) -> None:
         """Add the piece's blocks to its work's sums."""
         work, first, last = piece.work, piece.first, piece.first + len(piece.slots)
         if work.inputs is None:
             rows = work.hidden[self._torch.from_numpy(work.rows)]
-            work.inputs = rows.detach().float().numpy()
+            inputs = rows.detach().float().numpy()
+            work.inputs = inputs if self._order is None else inputs.take(self._order, 1)
             work.sums = np.zeros_like(work.inputs)
         neurons = self._neurons[first:last]
         self._run(work.inputs, piece.slots, work.counts[first:last], neurons, work.sums)
@@ -89,12 +98,12 @@ class Arithmetic:
         for low in range(0, len(slots), some):
             part = slice(low, low + some)
             blocks = np.array(slots[part]), np.array(counts[part]), neurons[part]
-            how = spec.block, self._kind, spec.biases, hidden
+            how = self._pool, self._rest, *blocks, *self._places
             if self._helpers is None:
-                run(x, self._pool, *blocks, *how, out)
+                run(x, *how, self._kind, spec.biases, hidden, out)
             else:
-                self._share(front, x, self._pool, *blocks, *how)
-                self._share(back, self._pool, *blocks, spec.block, hidden, out)
+                self._share(front, x, *how, self._kind, spec.biases, hidden)
+                self._share(back, *how, spec.biases, hidden, out)
 
     def _share(self, kernel: Callable[..., None], *args: Any) -> None:
         """Run a kernel in parts, one for each thread; all have ended when it returns."""
@@ -104,3 +113,8 @@ class Arithmetic:
         kernel(*args, 0, threads)
         for other in others:
             other.result()
+
+
+def _even_first(columns: int) -> Any:
+    """The order in which int4's columns are computed, int64 [columns]."""
+    return (np.arange(0, columns, 16)[:, None] + SIXTEEN).reshape(-1)

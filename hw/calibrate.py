@@ -6,28 +6,24 @@ random order, so that what drifts meanwhile touches all sizes alike.
 
 from __future__ import annotations
 
-import datetime
-import platform
 import random
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from crisp.adapter import need
 from crisp.errors import CrispError
-from crisp.measured_cost import Curve, Geometry, Grid, Tables
-from crisp.measured_profile import to_toml
-from crisp.units import show_bytes
+from crisp.measured_cost import Curve
 from hw.batch import Work
+from hw.calibration import Calibration, Key, tabulated
 from hw.device import Copy, Device, Piece
 from hw.host_time import host_times
+from hw.layer_time import layer_times
 from hw.options import Options
+from hw.resident import Resident
 from hw.stopwatch import Chain, Operation
 from hw.store import TYPES, Store
 
@@ -38,21 +34,6 @@ _MOST_SECONDS = 3600
 _SHARE = 6  # of the time: what the first look at all sizes of a table may take
 _LONG = 30  # of the time: what one piece may take, when there are
 _FEWEST = 3  # or more numbers of rows
-
-Key = tuple[str, int, int, bool]  # stream, blocks, rows, whether the other stream is busy
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What was measured, and where every section of it comes from."""
-
-    tables: Tables
-    sources: dict[str, str]
-
-    def toml(self) -> str:
-        """The text of a hardware profile."""
-        why = "calibration measures times, not power"
-        return to_toml("disk", why, self.tables, self.sources)
 
 
 def pool_slots(store: Store) -> int:
@@ -66,18 +47,37 @@ def check_seconds(seconds: float) -> None:
         raise CrispError(f"seconds {seconds:g}: must be above 0 and at most {_MOST_SECONDS}")
 
 
+def least_seconds(store: Store, link_limit: int) -> float:
+    """What loading takes at so many bytes a second, when everything is looked at once.
+
+    Raises CrispError for more than may be asked for.
+    """
+    blocks = pool_slots(store) // 2 + 2 * _LEAST * sum(_points(store.spec.n_blocks, 1, 0))
+    seconds = blocks * store.spec.block_bytes / link_limit
+    if seconds > _MOST_SECONDS:
+        raise CrispError(f"link limit {link_limit}: it would take {seconds:,.0f} seconds at least, "
+                         f"{_MOST_SECONDS} were expected at most")  # fmt: skip
+    return seconds
+
+
 def calibrated(
     store: Store,
     options: Options,
     seconds: float = 60,
     progress: Callable[[float], None] | None = None,
+    model: Resident | None = None,
 ) -> Calibration:
-    """Open a device for a store and measure it; as `calibrate`."""
-    layer = host_times(store, options)
+    """Open a device for a store and measure it; as `calibrate`.
+
+    model: the layers' time is that of its attention, routers and all else; None: of a replay,
+    which has none.
+    """
+    layer = host_times(store, options) if model is None else layer_times(model, options)
     with closing(options.open(store, pool_slots(store))) as device:
         return calibrate(
-            device, store, layer, activations(store), seconds=seconds, progress=progress
-        )
+            device, store, layer, activations(store), seconds=seconds, progress=progress,
+            model=None if model is None else model.loaded.name,
+        )  # fmt: skip
 
 
 def calibrate(
@@ -88,16 +88,19 @@ def calibrate(
     *,
     seconds: float = 60,
     progress: Callable[[float], None] | None = None,
+    model: str | None = None,
 ) -> Calibration:
     """Measure a device with a pool of `pool_slots`.
 
-    layer: time between two events, by rows. hidden: rows -> [rows, d_model].
+    layer: time between two events, by rows; model: whose that is. hidden: rows -> [rows, d_model].
     seconds: about how long it takes, by the device's clock, but every size is visited at least
     once. progress: told the share that is done.
 
     Raises CrispError as `check_seconds` does, and what the device fails with.
     """
     check_seconds(seconds)
+    if device.describe().get("loads_from") == "mapped":
+        raise CrispError("device unified, mapped: loads nothing that could be measured")
     bench = _Bench(device, store, hidden)
     begun = device.clock()
     end = begun + int(seconds * 1e9)
@@ -113,7 +116,7 @@ def calibrate(
             if progress is not None:
                 progress(min(1.0, (device.clock() - begun) / (end - begun)))
         first = False
-    return _calibration(device, store, samples, layer)
+    return tabulated(device, store, samples, layer, model)
 
 
 def activations(store: Store) -> Callable[[int], Any]:
@@ -207,80 +210,3 @@ def _points(n: int, one_ns: int, budget_ns: int) -> list[int]:
     if one_ns * n * (n + 1) // 2 <= budget_ns:
         return list(range(1, n + 1))
     return [*(2**i for i in range(n.bit_length()) if 2**i < n), n]
-
-
-def _calibration(
-    device: Device, store: Store, samples: dict[Key, list[int]], layer: Curve
-) -> Calibration:
-    """Medians of the samples as tables."""
-    spec = store.spec
-    medians = {key: Fraction(int(np.median(times))) for key, times in samples.items()}
-    sizes = sorted({key[1] for key in samples if key[0] == "load"})
-    pieces = sorted({key[1] for key in samples if key[0] == "compute"})
-    rows = sorted({key[2] for key in samples if key[0] == "compute"})
-    own: dict[str, list[list[int]]] = {}  # samples of each table
-    for (stream, _, _, busy), times in samples.items():
-        own.setdefault("busy" if busy else stream, []).append(times)
-    spreads = {name: round(_spread(own[name]), 4) for name in ("load", "compute", "busy")}
-    tables = Tables(
-        geometry=Geometry.of(spec),
-        load=Curve(
-            tuple(size * spec.block_bytes for size in sizes),
-            tuple(medians["load", size, 0, False] for size in sizes),
-        ),
-        compute=Grid(
-            tuple(pieces),
-            tuple(rows),
-            tuple(tuple(medians["compute", n, row, False] for row in rows) for n in pieces),
-        ),
-        layer=layer,
-        slow_load=_slower(medians, "load"),
-        slow_compute=_slower(medians, "compute"),
-        spreads=tuple(spreads.items()),
-    )
-    where = f"crisp calibrate on {processor()}, {datetime.date.today().isoformat()}"
-    how = ", ".join(f"{key} {value}" for key, value in device.describe().items() if value)
-    what = f"{spec.name} in {store.dtype}, {show_bytes(spec.block_bytes)} a block"
-    told = {
-        name: f"measured: {where}; {how}; {what}; median of {min(map(len, lists))} to "
-        f"{max(map(len, lists))} samples, interquartile range {_percent(spreads[name])} of it"
-        for name, lists in own.items()
-    }
-    return Calibration(
-        tables,
-        {
-            "geometry": f"the store: {what}",
-            "load": f"{told['load']}; back to back, of random experts",
-            "compute": f"{told['compute']}; each handed over when the one before had ended",
-            "layer": f"measured: {where}; median time between two events, everything resident",
-            "busy": f"{told['busy']}; beside whole experts back to back, computing single rows",
-        },
-    )
-
-
-def _slower(medians: dict[Key, Fraction], stream: str) -> Fraction:
-    """Time while the other stream is busy over time alone, all sizes together; at least 1."""
-    busy = [key for key in medians if key[0] == stream and key[3]]
-    alone = sum(medians[*key[:3], False] for key in busy)
-    beside = sum(medians[key] for key in busy)
-    return max(Fraction(1), round(Fraction(beside) / alone, 4))
-
-
-def _spread(lists: list[list[int]]) -> float:
-    """Interquartile range over median: the median over the sizes."""
-    quartiles = [np.percentile(times, (25, 50, 75)) for times in lists]
-    return float(np.median([(high - low) / middle for low, middle, high in quartiles]))
-
-
-def _percent(spread: float) -> str:
-    return f"{100 * spread:.2g} %"
-
-
-def processor() -> str:
-    """The processor's name, as well as it can be had."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -4,12 +4,14 @@ Weights of half precision are widened in registers, eight at a time, and never c
 float32. Against torch 2.13 on one thread of an AMD EPYC with AVX2, 1792 x 4096 in bf16: a row by
 gate or up 0.6 ms (torch 1.4), by the down projection 0.6 ms (1.1 at best, 47 as one writes it); 64
 rows 23 ms (85) and 28 ms (3,160), for torch multiplies halves slowly without instructions for them.
-Rows are slices, for an index that might be negative costs their loops six times as much.
+Rows are slices, for an index that might be negative costs their loops six times as much. Quantised
+blocks have kernels of their own, see `hw.cpu_quantised`.
 A call takes all blocks of a piece, for 40 us of Python around each of them would be half the time
 of small ones. `benchmarks/compute.py` has the speeds of whole experts.
 
-The pool is [slots, numbers of a block]; x [r, d_model], out [r, d_model] and hidden, [r, 2, block]
-or that of every block of a piece, are float32.
+The pool is [slots, numbers of a block], and rest the same memory as the numbers that biases and
+scales are. x [r, d_model], out [r, d_model] and hidden, [r, 2, block] or that of every block of a
+piece, are float32. For int4 the columns of x are in the order of `hw.cpu_groups.SIXTEEN`.
 """
 
 from __future__ import annotations
@@ -21,9 +23,14 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
-POOL_TYPES = {"bf16": np.uint16, "fp16": np.int16, "fp32": np.float32}
+from crisp.quantised import GROUP
+from hw.cpu_quantised import gather_groups, project_groups
+
+POOL_TYPES = {
+    "bf16": np.uint16, "fp16": np.int16, "fp32": np.float32, "int8": np.int8, "int4": np.uint8,
+}  # fmt: skip
 """What a store's numbers are taken for here: the two halves are bits, told apart by their sign."""
 
 _TILE = 4096  # columns of the result that are summed up in a core's cache
@@ -34,16 +41,18 @@ _ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
 SILU, GELU, GPT_OSS = range(3)
 
 
+_ASKED: Any = {"nogil": True, "fastmath": _FREE, "error_model": "numpy"}
+
+
 def _compiled(function: Callable[..., Any]) -> Any:
     """Compiled at its first call, for some seconds, and kept on the disk for other processes.
 
     That needs functions of a module: what a function encloses is another thing in every process.
     """
-    asked: Any = {"nogil": True, "fastmath": _FREE, "error_model": "numpy"}
     try:
-        return njit(function, cache=True, **asked)
+        return njit(function, cache=True, **_ASKED)
     except RuntimeError:  # there is no folder to keep it in
-        return njit(function, **asked)
+        return njit(function, **_ASKED)
 
 
 def _widening(context: Any, number: Any) -> Any:
@@ -63,15 +72,25 @@ def _widening(context: Any, number: Any) -> Any:
 _widen: Any = intrinsic(_widening)
 
 
-@_compiled
 def project(
-    x: Any, pool: Any, slot: int, at: int, hidden: Any, which: int, first: int, last: int
-) -> None:
-    """hidden[:, which] = x w^T of neurons [first, last), w from number ``at`` of the slot on."""
+    x: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, hidden: Any, which: int,
+    first: int, last: int,
+) -> None:  # fmt: skip
+    """hidden[:, which] = x w^T of neurons [first, last), w from number ``at`` of the slot on.
+
+    scales: the number of rest at which those of w begin, if it is quantised.
+    """
+
+
+def _project(
+    x: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, hidden: Any, which: int,
+    first: int, last: int,
+) -> None:  # fmt: skip
+    """Of floats."""
     rows, d = x.shape
     block = pool[slot]
-    rest = last - (last - first) % 4
-    for i in range(first, rest, 4):  # four neurons share what is read of x
+    end = last - (last - first) % 4
+    for i in range(first, end, 4):  # four neurons share what is read of x
         w = at + i * d
         p, q, s, t = block[w:], block[w + d :], block[w + 2 * d :], block[w + 3 * d :]
         for r in range(rows):
@@ -85,7 +104,7 @@ def project(
                 e += v * _widen(t[j])
             hidden[r, which, i], hidden[r, which, i + 1] = a, b
             hidden[r, which, i + 2], hidden[r, which, i + 3] = c, e
-    for i in range(rest, last):
+    for i in range(end, last):
         p = block[at + i * d :]
         for r in range(rows):
             row = x[r]
@@ -95,21 +114,26 @@ def project(
             hidden[r, which, i] = a
 
 
+@overload(project, jit_options=_ASKED, strict=False)
+def _(x: Any, pool: Any, *_: Any) -> Any:
+    return project_groups if pool.dtype.bitwidth == 8 else _project
+
+
 @_compiled
 def activate(
-    hidden: Any, pool: Any, slot: int, at: int, block: int, kind: int, biased: bool,
+    hidden: Any, rest: Any, slot: int, at: int, block: int, kind: int, biased: bool,
     first: int, last: int,
 ) -> None:  # fmt: skip
     """hidden[:, 0] of neurons [first, last) from both projections, in place.
 
-    Biases from number ``at`` of the slot on: gate, then up.
+    Biases from number ``at`` of rest on: gate, then up.
     """
     for r in range(hidden.shape[0]):
         for i in range(first, last):
             gate, up = hidden[r, 0, i], hidden[r, 1, i]
             if biased:
-                gate += _widen(pool[slot, at + i])
-                up += _widen(pool[slot, at + block + i])
+                gate += _widen(rest[slot, at + i])
+                up += _widen(rest[slot, at + block + i])
             if kind == GPT_OSS:
                 gate, up = min(gate, _LIMIT), min(max(up, -_LIMIT), _LIMIT)
                 hidden[r, 0, i] = (up + _ONE) * gate / (_ONE + np.exp(-_ALPHA * gate))
@@ -120,11 +144,18 @@ def activate(
                 hidden[r, 0, i] = up * gate * phi
 
 
-@_compiled
 def gather(
-    hidden: Any, pool: Any, slot: int, at: int, neurons: int, out: Any, first: int, last: int
-) -> None:
-    """out += hidden[:, 0] w of columns [first, last), w from number ``at`` on."""
+    hidden: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, neurons: int, out: Any,
+    first: int, last: int,
+) -> None:  # fmt: skip
+    """out += hidden[:, 0] w of columns [first, last), w from number ``at`` on; scales: as above."""
+
+
+def _gather(
+    hidden: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, neurons: int, out: Any,
+    first: int, last: int,
+) -> None:  # fmt: skip
+    """Of floats."""
     d = out.shape[1]
     block = pool[slot]
     whole = np.empty(_TILE, np.float32)
@@ -154,48 +185,58 @@ def gather(
                 out[r, low + j] += own[j]
 
 
+@overload(gather, jit_options=_ASKED, strict=False)
+def _(hidden: Any, pool: Any, *_: Any) -> Any:
+    return gather_groups if pool.dtype.bitwidth == 8 else _gather
+
+
 @_compiled
-def own_part(n: int, part: int, parts: int) -> tuple[int, int]:
-    """[first, last) of n that a thread takes: in sixteens, so that sums do not depend on parts."""
-    each = 16 * -(-n // (16 * parts))
+def own_part(n: int, whole: int, part: int, parts: int) -> tuple[int, int]:
+    """[first, last) of n that a thread takes: of so many, so that sums do not depend on parts."""
+    each = whole * -(-n // (whole * parts))
     return min(n, part * each), min(n, (part + 1) * each)
 
 
 @_compiled
 def front(
-    x: Any, pool: Any, slots: Any, counts: Any, neurons: Any, block: int, kind: int,
-    biased: bool, hidden: Any, part: int, parts: int,
+    x: Any, pool: Any, rest: Any, slots: Any, counts: Any, neurons: Any, block: int, matrix: int,
+    behind: int, kind: int, biased: bool, hidden: Any, part: int, parts: int,
 ) -> None:  # fmt: skip
-    """hidden[b] of each block b: a part of its neurons, for its leading counts[b] rows."""
-    matrix = block * x.shape[1]
+    """hidden[b] of each block b: a part of its neurons, for its leading counts[b] rows.
+
+    matrix: numbers of the pool in one; behind: the number of rest that comes after all three.
+    """
+    scales, groups = behind + 2 * block * biased, block * x.shape[1] // GROUP
     for b in range(len(slots)):
         slot, rows = slots[b], counts[b]
         own = hidden[b, :rows]
-        first, last = own_part(neurons[b], part, parts)
-        for which in range(2):
-            project(x[:rows], pool, slot, which * matrix, own, which, first, last)
-        activate(own, pool, slot, 3 * matrix, block, kind, biased, first, last)
+        first, last = own_part(neurons[b], 16, part, parts)
+        for w in range(2):
+            where = w * matrix, scales + w * groups
+            project(x[:rows], pool, rest, slot, where[0], where[1], own, w, first, last)
+        activate(own, rest, slot, behind, block, kind, biased, first, last)
 
 
 @_compiled
 def back(
-    pool: Any, slots: Any, counts: Any, neurons: Any, block: int, hidden: Any, out: Any,
-    part: int, parts: int,
+    pool: Any, rest: Any, slots: Any, counts: Any, neurons: Any, block: int, matrix: int,
+    behind: int, biased: bool, hidden: Any, out: Any, part: int, parts: int,
 ) -> None:  # fmt: skip
     """out += hidden[b] by the down projection of each block b in turn: a part of the columns."""
     d = out.shape[1]
-    first, last = own_part(d, part, parts)
+    first, last = own_part(d, GROUP, part, parts)
+    scales = behind + 2 * block * biased + 2 * (block * d // GROUP)
     for b in range(len(slots)):
         rows = counts[b]
-        own = hidden[b, :rows]
-        gather(own, pool, slots[b], 2 * block * d, neurons[b], out[:rows], first, last)
+        own, into = hidden[b, :rows], out[:rows]
+        gather(own, pool, rest, slots[b], 2 * matrix, scales, neurons[b], into, first, last)
 
 
 @_compiled
 def run(
-    x: Any, pool: Any, slots: Any, counts: Any, neurons: Any, block: int, kind: int,
-    biased: bool, hidden: Any, out: Any,
+    x: Any, pool: Any, rest: Any, slots: Any, counts: Any, neurons: Any, block: int, matrix: int,
+    behind: int, kind: int, biased: bool, hidden: Any, out: Any,
 ) -> None:  # fmt: skip
     """All of it by one thread."""
-    front(x, pool, slots, counts, neurons, block, kind, biased, hidden, 0, 1)
-    back(pool, slots, counts, neurons, block, hidden, out, 0, 1)
+    front(x, pool, rest, slots, counts, neurons, block, matrix, behind, kind, biased, hidden, 0, 1)
+    back(pool, rest, slots, counts, neurons, block, matrix, behind, biased, hidden, out, 0, 1)

@@ -43,26 +43,20 @@ def why_not_direct(folder: Path) -> str | None:
 
 @contextmanager
 def temporary(folder: Path, n_bytes: int, progress: Progress | None = None) -> Iterator[Path]:
-    """A file of random bytes on the disk, removed when the block ends, whatever ends it.
+    """A file of random bytes on the disk, which has no name in its folder: whatever ends the block,
+    even a kill, nothing is left.
 
     Raises OSError where it cannot be made.
     """
-    file, name = tempfile.mkstemp(prefix=".crisp-", dir=folder)
-    path = Path(name)
-    try:
-        try:
-            piece = memoryview(os.urandom(min(n_bytes, _PIECE)))
-            done = 0
-            while done < n_bytes:
-                done += os.write(file, piece[: n_bytes - done])
-                if progress is not None:
-                    progress(done / n_bytes)
-            os.fsync(file)  # what is not on the disk yet is read from memory
-        finally:
-            os.close(file)
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        piece = memoryview(os.urandom(min(n_bytes, _PIECE)))
+        done = 0
+        while done < n_bytes:
+            done += file.write(piece[: n_bytes - done])
+            if progress is not None:
+                progress(done / n_bytes)
+        os.fsync(file)  # what is not on the disk yet is read from memory
+        yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
 def read_speed(path: Path, seconds: float = SECONDS, progress: Progress | None = None) -> Speed:

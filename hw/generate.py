@@ -30,10 +30,11 @@ from crisp.trace import DECODE, PREFILL, Header, RoutingTrace
 from crisp.windows import opening
 from hw.executor import Executor, measured_run
 from hw.metering import metering, power_model
-from hw.offloaded import Offloaded, empty
+from hw.offloaded import Offloaded
 from hw.options import Options
 from hw.resident import Resident
 from hw.slots import Slots, slots_needed
+from hw.store import Store
 
 _CUT = "�"  # what a tokenizer makes of a character that has not come to its end
 _BEFORE = 5  # tokens of the prompt that the first new ones are spelled after
@@ -80,7 +81,7 @@ def generate(
     """
     check(policy, profile, hardware, max_new_tokens)
     ids = _prompt(model, prompt, max_new_tokens)
-    case = _case(model, policy, budget, profile, split, conditions or Conditions())
+    case = fresh_case(model.store, policy, budget, profile, split, conditions or Conditions())
     cost, power = case.order_cost(hardware), power_model(hardware, modelled_energy)
     scheduler, recorder = case.scheduler(cost), Recorder(sinks, case.conditions.by_block)
     needed = slots_needed(case.spec, case.capacity(), scheduler.ahead is not None)
@@ -133,8 +134,8 @@ def check(
         raise CrispError(f"--max-new-tokens {max_new_tokens}: expected 1 or more")
 
 
-def _case(
-    model: Resident,
+def fresh_case(
+    store: Store,
     policy: Policy,
     budget: Budget,
     profile: Profile | None,
@@ -142,9 +143,17 @@ def _case(
     conditions: Conditions,
 ) -> Case:
     """What is run, of no rows yet: which they are is known when they have been run."""
-    spec = model.store.spec
+    spec = store.spec
+    none = np.zeros(0, np.int32)
+    trace = RoutingTrace(
+        experts=np.zeros((0, spec.n_layers, spec.top_k), np.int16),
+        sequence=none,
+        position=none,
+        phase=none.astype(np.uint8),
+        header=Header(n_experts=spec.n_experts, top_k=spec.top_k, ordered=True, origin="captured"),
+    )
     return Case(
-        trace=_trace(model, Routing(*empty(0, model.found.n_layers, spec.top_k)), 0, None),
+        trace=trace,
         spec=spec,
         policy=policy,
         budget=budget,

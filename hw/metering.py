@@ -29,7 +29,7 @@ def power_model(hardware: HardwareProfile | None, asked: bool) -> HardwareProfil
 class Metering:
     """The window of a run. ``start`` begins it, when what precedes the run is done."""
 
-    def __init__(self, meter: Meter, idle: Reading) -> None:
+    def __init__(self, meter: Meter, idle: Reading | None) -> None:
         self._meter, self._idle = meter, idle
         self._running = False
         self._reading: Reading | None = None
@@ -73,7 +73,7 @@ def metering(
     end, after which ``energy`` knows what that took.
 
     meter: None if there is none. model: a profile whose power figures are taken instead, as
-    `power_model` returns it.
+    `power_model` returns it. idle_seconds: 0 measures nothing at rest, so there is no net.
     """
     if model is not None:
         yield Unmetered(partial(modelled, model))
@@ -82,11 +82,13 @@ def metering(
     if meter is None or reason is not None:
         yield Unmetered(lambda states: reason or "")
         return
-    meter.start()
-    try:
-        time.sleep(idle_seconds)
-    finally:
-        idle = meter.stop()
+    idle = None
+    if idle_seconds:
+        meter.start()
+        try:
+            time.sleep(idle_seconds)
+        finally:
+            idle = meter.stop()
     metered = Metering(meter, idle)
     try:
         yield metered

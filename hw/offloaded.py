@@ -17,6 +17,7 @@ import numpy.typing as npt
 from crisp.adapter import Routing, handling, looking_ahead, need
 from crisp.case import Case
 from crisp.errors import CrispError
+from crisp.quantised import BITS
 from crisp.trace import DECODE, PREFILL
 from crisp.workload import Step, union
 from hw.batch import works
@@ -33,7 +34,9 @@ class Offloaded:
         """case: of its policy and profile. prompt: its tokens."""
         self._model, self._executor, self._prompt = model, executor, prompt
         self._layers, self._experts = model.found.layers, case.spec.n_experts
-        self._kind = getattr(need("torch"), TYPES[model.store.dtype])
+        own = model.loaded.model.dtype  # whole numbers are of no type of their own
+        quantised = model.store.dtype in BITS
+        self._kind = own if quantised else getattr(need("torch"), TYPES[model.store.dtype])
         self._widths = case.policy.width.bind(case.spec, case.profile, True)
         self._lookup = Lookup(
             case.spec, self._widths, executor.device.upload, executor.device.fetch

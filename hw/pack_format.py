@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from fractions import Fraction
 from typing import Any
 
 from crisp.model import PAGE, ModelSpec
+from crisp.quantised import STORED
 
 VERSION = 1
 HASHES = "hashes.safetensors"
-DTYPES = {"bf16": 16, "fp16": 16, "fp32": 32}  # what weights may be stored as, and its bits
+DTYPES = {"bf16": Fraction(16), "fp16": Fraction(16), "fp32": Fraction(32)} | STORED
+"""What weights may be stored as, and the bits of each; its share of a scale included."""
 
 
 def file_name(layer: int) -> str:

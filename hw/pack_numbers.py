@@ -11,7 +11,7 @@ Array = npt.NDArray[Any]
 
 # As safetensors spells types, and what numpy moves their bits as.
 UNSIGNED: dict[str, Any] = {"BF16": np.uint16, "F16": np.uint16, "F32": np.uint32, "F64": np.uint64}
-NAMES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}  # of what is stored
+NAMES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}  # of what is stored, if not quantised
 # The bits of a number's exponent, all of which are set in NaN and infinity alone.
 _EXPONENT = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000000000000}
 
@@ -38,6 +38,17 @@ def converted(bits: Array, source: str, target: str) -> Array:
     # half of what is cut off, and a little more where the last bit that stays is odd
     even: Array = (whole + 0x7FFF + ((whole >> 16) & 1)) >> 16
     return even.astype(np.uint16)
+
+
+def in_bytes(q: Array, dtype: str) -> Array:
+    """Quantised numbers as they are stored, uint8; int4 [..., columns] two to a byte.
+
+    q: int8, as of `crisp.quantised.quantise`.
+    """
+    if dtype == "int8":
+        return q.view(np.uint8)
+    low, high = q[..., ::2] & 15, q[..., 1::2] << 4
+    return (low | high).view(np.uint8)
 
 
 def all_finite(bits: Array, kind: str) -> bool:

@@ -27,6 +27,7 @@ from crisp.units import show_bytes
 from hw.pack_format import HASHES, VERSION, file_name, header, table_name
 
 SYNC = 1 << 26  # bytes after which they are sent to the disk and leave the page cache
+_PART = ".part"
 _OWN = re.compile(rf"layer-\d+\.safetensors|{re.escape(HASHES)}|{re.escape(STORE_INDEX)}")
 
 Bytes = npt.NDArray[np.uint8]
@@ -80,28 +81,40 @@ class Writer:
                 _to_disk(file)
 
 
+def check_new(out: Path) -> None:
+    """Raise CrispError unless ``out`` is a new folder in one that exists, or an empty one."""
+    target = Path(os.path.realpath(out))
+    if not target.parent.is_dir():
+        raise CrispError(f"--out {out}: the folder {target.parent} does not exist")
+    if not target.is_dir() or [path.name for path in target.iterdir()] != [_PART]:
+        refuse_taken(out)
+
+
 @contextmanager
 def new_store(out: Path, spec: ModelSpec) -> Iterator[Writer]:
     """A store is written within the block, and is in ``out`` after it; if it fails, nothing is.
 
-    Raises CrispError unless ``out`` is a new or empty folder in one that exists, for a disk that
-    is full, and while another process writes the same store.
+    Raises CrispError as `check_new` does, for a disk that is full, and while another process writes
+    the same store.
     """
+    check_new(out)
     target = Path(os.path.realpath(out))
-    if not target.parent.is_dir():
-        raise CrispError(f"--out {out}: the folder {target.parent} does not exist")
-    refuse_taken(out)
-    free = shutil.disk_usage(target.parent).free
+    given = target.is_dir()  # it stays: others may stand in it, or it is a disk of its own
+    free = shutil.disk_usage(target if given else target.parent).free
     if spec.routed_bytes > free:
         raise CrispError(
             f"--out {out}: {show_bytes(spec.routed_bytes)} are needed, {show_bytes(free)} are free"
         )
-    folder = target.with_name(f".{target.name}.part")
+    folder = target / _PART if given else target.with_name(f".{target.name}{_PART}")
     try:
         with _alone(folder):
+            check_new(out)  # whoever was here before may have made it
             yield Writer(folder, spec)
-            folder.replace(target)
-            _sync_folder(target.parent)
+            if given:
+                _move(folder, target)
+            else:
+                folder.replace(target)
+        _sync_folder(target if given else target.parent)
     except OSError as error:
         if error.filename and not Path(error.filename).is_relative_to(folder):
             raise
@@ -120,8 +133,11 @@ def _alone(folder: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise CrispError(f"{folder}: another process is packing there") from error
+            still = os.path.samestat(os.fstat(lock), folder.lstat())
+        except (BlockingIOError, FileNotFoundError):
+            still = False
+        if not still:  # else it may have become a store, or another's folder, before it was locked
+            raise CrispError(f"{folder}: another process is packing there")
         left = list(folder.iterdir())
         if not all(_OWN.fullmatch(path.name) for path in left):
             raise CrispError(f"{folder}: is in the way, and was not left by crisp pack")
@@ -134,6 +150,19 @@ def _alone(folder: Path) -> Iterator[None]:
             raise
     finally:
         os.close(lock)
+
+
+def _move(folder: Path, target: Path) -> None:
+    """Move all files, that which makes them a store last; if that fails, they are gone."""
+    paths = sorted(folder.iterdir(), key=lambda path: path.name == STORE_INDEX)
+    try:
+        for path in paths:
+            path.replace(target / path.name)
+        folder.rmdir()
+    except BaseException:
+        for path in paths:
+            (target / path.name).unlink(missing_ok=True)
+        raise
 
 
 def _digest(table: npt.NDArray[np.uint64]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ from crisp.errors import CrispError
 from crisp.metadata import FILE, Metadata
 from crisp.model import ModelSpec
 from crisp.prepare.checkpoint import open_checkpoint
+from crisp.quantised import BITS, check_groups
 from hw.pack_blocks import RandomBlocks, blocks_of
 from hw.pack_format import DTYPES
 from hw.pack_numbers import NAMES
 from hw.pack_reading import Reader, skeleton
-from hw.pack_writer import new_store
+from hw.pack_writer import check_new, new_store
 from hw.store import Store
 
 Progress = Callable[[int, int], None]
@@ -36,16 +36,21 @@ def pack(
 ) -> Store:
     """Write the routed experts of the checkpoint in ``folder`` to ``out``, a new or empty folder.
 
-    dtype: bf16, fp16 or fp32; None: the checkpoint's own. block: in neurons; None: a prepared
-    model's own, else the model's default. Memory holds one expert and a few of its blocks.
+    dtype: bf16, fp16, fp32, int8 or int4; None: the checkpoint's own. block: in neurons; None: a
+    prepared model's own, else the model's default. Memory holds one expert and a few of its blocks.
 
     Raises CrispError for a checkpoint that is not whole, quantised or not understood, weights that
-    are not finite or do not fit ``dtype``, metadata of other weights, and a full disk.
+    are not finite or do not fit ``dtype``, neurons that are not whole groups of it, metadata of
+    other weights, and a full disk.
     """
     _check_dtype(dtype)
+    check_new(out)
     checkpoint = open_checkpoint(folder)
     metadata = Metadata.load(folder / FILE) if (folder / FILE).exists() else None
     spec = ModelSpec.from_config(folder, None if metadata is None else metadata.spec.name)
+    if block is None and metadata is not None:
+        block = metadata.spec.block
+    spec = spec.with_(block=block)
     config = json.loads((folder / "config.json").read_bytes())
     activation = activation_of(config, str(folder / "config.json"))
     found = skeleton(folder, spec, activation)
@@ -54,9 +59,9 @@ def pack(
         stored = dtype or next((key for key, kind in NAMES.items() if kind == reader.kind), None)
         if stored is None:
             raise CrispError(f"{folder}: its experts are {reader.kind}; --dtype has to be given")
-        if block is None and metadata is not None:
-            block = metadata.spec.block
-        spec = spec.with_(bits=Fraction(DTYPES[stored]), block=block)
+        if stored in BITS:
+            check_groups(spec, stored)
+        spec = spec.with_(bits=DTYPES[stored], block=block)
         with new_store(out, spec) as writer:
             for layer in spec.moe_layers:
                 writer.layer(layer, blocks_of(reader, spec, layer, stored))
@@ -78,19 +83,19 @@ def pack_synthetic(
 ) -> Store:
     """Write random experts of the geometry of ``spec``, its block included, to ``out``.
 
-    dtype: bf16, fp16 or fp32; None: fp32 if that is the model's, else bf16. activation: None:
-    gpt_oss for a model with biases, else silu. The numbers: see `hw.pack_blocks.RandomBlocks`.
+    dtype: bf16, fp16, fp32, int8 or int4; None: fp32 if that is the model's, else bf16.
+    activation: None: gpt_oss for a model with biases, else silu. The numbers: see
+    `hw.pack_blocks.RandomBlocks`.
 
-    Raises CrispError for a full disk and an ``out`` that is taken.
+    Raises CrispError for a full disk, an ``out`` that is taken, and neurons that are not whole
+    groups of ``dtype``.
     """
-    _check_dtype(dtype)
-    stored = dtype or ("fp32" if spec.dtype_bits == 32 else "bf16")
+    stored, spec = stored_as(spec, dtype)
     activation = activation or ("gpt_oss" if spec.biases else "silu")
     if spec.matrices != 3:
         raise CrispError(f"{spec.name}: its experts have no gate; gated ones were expected")
     if seed < 0:
         raise CrispError(f"--seed {seed}: must be at least 0")
-    spec = spec.with_(bits=Fraction(DTYPES[stored]))
     advance = _counting(progress, spec.routed_bytes)
     with new_store(out, spec) as writer:
         made = RandomBlocks(spec, stored, seed)
@@ -98,6 +103,18 @@ def pack_synthetic(
             writer.layer(layer, made.layer(advance))
         writer.finish(_about(stored, activation, seed=seed))
     return Store.open(out)
+
+
+def stored_as(spec: ModelSpec, dtype: str | None) -> tuple[str, ModelSpec]:
+    """(dtype, geometry) of random experts; None: fp32 if that is the model's dtype, else bf16.
+
+    Raises CrispError for neurons that are not whole groups of the dtype.
+    """
+    _check_dtype(dtype)
+    stored = dtype or ("fp32" if spec.dtype_bits == 32 else "bf16")
+    if stored in BITS:
+        check_groups(spec, stored)
+    return stored, spec.with_(bits=DTYPES[stored])
 
 
 def activation_of(config: Mapping[str, Any], where: str) -> str:

@@ -62,7 +62,7 @@ def open_resident(
     not understood, and another model's store.
     """
     checkpoint, config = open_checkpoint(folder), load_config(folder)
-    spec = _same_geometry(folder, store)
+    spec = same_geometry(folder, store)
     _same_weights(checkpoint, store, verify, progress)
     torch, transformers = need("torch"), need("transformers")
     kind = config.dtype or _kind(checkpoint)
@@ -107,7 +107,7 @@ def open_resident(
     )
 
 
-def _same_geometry(folder: Path, store: Store) -> ModelSpec:
+def same_geometry(folder: Path, store: Store) -> ModelSpec:
     """Raise CrispError unless the store is one of this model; returns the model's geometry."""
     spec = ModelSpec.from_config(folder)
     if store.spec.config_hash != spec.config_hash or store.spec.n_layers != spec.n_layers:

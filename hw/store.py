@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,13 @@ from safetensors import SafetensorError, safe_open
 
 from crisp.adapter import need
 from crisp.errors import CrispError
+from crisp.files import check_readable
 from crisp.model import PAGE, STORE_INDEX, ModelSpec
+from crisp.quantised import BITS, GROUP
 from hw.pack_format import DTYPES, HASHES, VERSION, file_name, header, table_name
 
-TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # what torch calls them
+TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"} | dict.fromkeys(BITS, "bfloat16")
+"""What torch calls the numbers that a store's experts are given."""
 ACTIVATIONS = ("silu", "gelu", "gpt_oss")  # of the gate; the last is clamped, and takes biases
 ORIGINS = ("checkpoint", "synthetic")
 _LARGEST = 1 << 31  # any count of a geometry
@@ -41,7 +45,8 @@ class Store:
 
     A block is [block, d_model] gate rows, up rows and down rows (one each for every neuron), then
     [block] gate and up biases where the model has them, in ``dtype``; zeros fill what a short last
-    block lacks, and up to ``spec.block_bytes``.
+    block lacks, and up to ``spec.block_bytes``. Quantised numbers have biases in float16, and
+    behind them float16 scales [3, block, d_model / 64]; see `crisp.quantised`.
     """
 
     path: Path
@@ -96,6 +101,7 @@ class Store:
         Raises CrispError if the table is damaged or missing.
         """
         path, name = self.path / HASHES, table_name(self.spec.moe_layers[row])
+        check_readable(path)
         try:
             with safe_open(path, "np") as file:
                 table: npt.NDArray[np.uint64] = file.get_tensor(name)
@@ -138,13 +144,18 @@ class Store:
 
 
 class Block(NamedTuple):
-    """The parts of one block, or of many: each of [..., block, d_model], biases [..., block]."""
+    """The parts of one block, or of many: each of [..., block, d_model], biases [..., block].
+
+    int8 matrices are int8; int4 ones uint8 [..., block, d_model / 2], the even of two columns in
+    the low half of a byte. Both have scales.
+    """
 
     gate: Any
     up: Any
     down: Any
     gate_bias: Any  # None where the model has none
     up_bias: Any
+    scales: Any  # [..., 3, block, d_model / 64]: of the gate, up and down; None if not quantised
 
 
 def views(buffer: Any, store: Store) -> Block:
@@ -152,18 +163,21 @@ def views(buffer: Any, store: Store) -> Block:
 
     buffer: a uint8 torch tensor [..., stride], of a slot or of a whole pool [slots, stride].
     """
-    spec, kind = store.spec, getattr(need("torch"), TYPES[store.dtype])
-    item = DTYPES[store.dtype] // 8
-    rows, matrix = spec.block * item, spec.block * spec.d_model * item
+    spec, torch, at = store.spec, need("torch"), 0
+    quantised = store.dtype in BITS
+    kind = torch.float16 if quantised else getattr(torch, TYPES[store.dtype])
+    numbers = {"int8": torch.int8, "int4": torch.uint8}.get(store.dtype, kind)
+    columns = spec.d_model // 2 if store.dtype == "int4" else spec.d_model
 
-    def part(begin: int, length: int) -> Any:
-        return buffer[..., begin : begin + length].view(kind)
+    def part(kind: Any, *shape: int) -> Any:
+        nonlocal at
+        begin, at = at, at + math.prod(shape) * kind.itemsize
+        return buffer[..., begin:at].view(kind).unflatten(-1, shape)
 
-    matrices = [
-        part(i * matrix, matrix).unflatten(-1, (spec.block, spec.d_model)) for i in range(3)
-    ]
-    biases = [part(3 * matrix + i * rows, rows) if spec.biases else None for i in range(2)]
-    return Block(*matrices, *biases)
+    gate, up, down = (part(numbers, spec.block, columns) for _ in range(3))
+    gate_bias, up_bias = (part(kind, spec.block) if spec.biases else None for _ in range(2))
+    scales = part(kind, 3, spec.block, spec.d_model // GROUP) if quantised else None
+    return Block(gate, up, down, gate_bias, up_bias, scales)
 
 
 class _Layer(NamedTuple):
@@ -211,6 +225,11 @@ def _check(spec: ModelSpec, fields: Mapping[str, Any], where: str) -> None:
         raise CrispError(
             f"{where}: {spec.matrices} matrices of {float(spec.bits):g} bits; 3 of "
             f"{fields['dtype']} were expected"
+        )
+    if fields["dtype"] in BITS and spec.d_model % GROUP:
+        raise CrispError(
+            f"{where}: d_model is {spec.d_model}, expected a multiple of {GROUP} in "
+            f"{fields['dtype']}"
         )
     if len(fields["files"]) != len(spec.moe_layers):
         raise CrispError(

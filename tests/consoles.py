@@ -21,6 +21,8 @@ def check_console(page: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
         with pytest.raises(SystemExit) as end:
             main(shlex.split(command))
         out, err = capsys.readouterr()
+        if command.startswith("energy "):  # standard output is what it runs'
+            out, err = err, out
         assert (end.value.code or 0, err) == (0, ""), command
         same = doctest.OutputChecker().check_output(expected, out, FLAGS)
         assert same, f"{command} printed:\n{out}"

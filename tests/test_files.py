@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from crisp.errors import CrispError
-from crisp.files import atomic, check_writable
+from crisp.files import atomic, check_readable, check_writable
 
 
 def names(folder: Path) -> list[str]:
@@ -161,3 +162,22 @@ def test_a_file_has_the_mode_of_any_new_file_whoever_wrote_it(tmp_path: Path) ->
         os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))
     (tmp_path / "plain").touch()
     assert (tmp_path / "made").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_what_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "x"
+    with pytest.raises(CrispError, match=r"x: cannot be read: No such file or directory$"):
+        check_readable(file)
+    file.touch()
+    check_readable(file)
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path, tmp_path / "pipe", "/dev/null"):
+        with pytest.raises(CrispError, match=f"^{other}: is not an ordinary file$"):
+            check_readable(other)
+
+    def denied(path: Path, *how: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(CrispError, match=r"x: cannot be read: Permission denied$"):
+        check_readable(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crisp.errors import CrispError
-from crisp.units import exact, parse_bytes, show_bytes
+from crisp.units import exact, parse_bytes, parse_rate, show_bytes
 
 DECIMALS = st.decimals(-1000, 1000, allow_nan=False, allow_infinity=False, places=6)
 
@@ -69,6 +70,21 @@ def test_what_is_no_size_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(CrispError, match=r"^--budget: .* is not a size") as caught:
         parse_bytes(text, "--budget")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("parse", [exact, parse_bytes, parse_rate])
+@pytest.mark.parametrize("text", ["9" * 5000, "1." + "0" * 5000 + "1", "9" * 5000 + "GB/s"])
+def test_thousands_of_digits_are_refused_in_one_line(parse: Callable, text: str) -> None:
+    with pytest.raises(CrispError, match=r"^--budget: '.{20}…' is not a (number|size)") as caught:
+        parse(text, "--budget")
+    assert len(str(caught.value)) < 100
+
+
+def test_a_rate_is_a_byte_a_second_or_more() -> None:
+    assert parse_rate("1B/s") == parse_rate("1") == 1
+    for text in ("0.5B/s", "0", "0.0001kB/s"):
+        with pytest.raises(CrispError, match=f"^rate: '{text}' is less than 1 byte a second$"):
+            parse_rate(text)
 
 
 @pytest.mark.parametrize(

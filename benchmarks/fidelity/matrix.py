@@ -27,7 +27,8 @@ from crisp.timeline import COMPUTE, END, EVENT, EXPERT, FIRST, KIND, LAYER_ID, L
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import bundled
 from crisp.workload import split
-from hw.calibrate import calibrated, processor
+from hw.calibrate import calibrated
+from hw.calibration import processor
 from hw.decisions import Seen, relived, same_decisions
 from hw.options import Options
 from hw.packing import pack_synthetic

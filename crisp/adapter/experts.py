@@ -145,7 +145,7 @@ class Experts:
     def norms(self, expert: int) -> tuple[Any, Any]:
         """(gate and up weights of each neuron, its down row): L2 norms, float64 [d_ff] each."""
         torch = need("torch")
-        first, down = self._neurons(expert)
+        first, down = self.neurons(expert)
         return (
             torch.linalg.vector_norm(first.double(), dim=(0, 2)),
             torch.linalg.vector_norm(down.double(), dim=1),
@@ -156,12 +156,17 @@ class Experts:
         first = "gate_up_proj" if self.has_gate else "up_proj"
         return [(f"{self.name}.{n}", getattr(self.module, n)) for n in (first, "down_proj")]
 
-    def _neurons(self, expert: int) -> tuple[Any, Any]:
+    def neurons(self, expert: int) -> tuple[Any, Any]:
         """Views by neuron: gate and up [2 (1 without a gate), d_ff, d_model], down [d_ff, d]."""
         first = self.module.gate_up_proj if self.has_gate else self.module.up_proj
         first, down = first[expert].detach(), self.module.down_proj[expert].detach()
         first = first.T if self.transposed else first  # [out, in]
         return self._by_neuron(first), down if self.transposed else down.T
+
+    def biases(self) -> list[Any]:
+        """Those of the neurons, [experts, ...]; none where the model has none."""
+        name = "gate_up_proj_bias" if self.has_gate else "up_proj_bias"
+        return [getattr(self.module, name).detach()] if self.has_bias else []
 
     def _by_neuron(self, first: Any) -> Any:
         """[gates and ups, ...] as [2 or 1, d_ff, ...]."""
@@ -173,7 +178,7 @@ class Experts:
 
     def shuffle(self, expert: int, permutation: Any) -> None:
         """Put one expert's neurons into another order, in place: ``permutation`` int64 [d_ff]."""
-        first, down = self._neurons(expert)
+        first, down = self.neurons(expert)
         first.copy_(first[:, permutation])
         down.copy_(down[permutation])
         if self.has_bias:

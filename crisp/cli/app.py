@@ -14,6 +14,7 @@ from crisp.cli.capture import capture
 from crisp.cli.compare import compare
 from crisp.cli.demo import demo
 from crisp.cli.doctor import doctor
+from crisp.cli.energy import energy
 from crisp.cli.evaluate import evaluate
 from crisp.cli.explain import explain
 from crisp.cli.generate import generate
@@ -51,6 +52,8 @@ app.command()(replay)
 app.command()(generate)
 app.command()(calibrate)
 app.command()(compare)
+# what follows the first word that is no option is another command's
+app.command(context_settings={"allow_interspersed_args": False})(energy)
 app.command()(doctor)
 app.add_typer(trace.app, name="trace", cls=Group, short_help="Traces: look, import, capture.")
 trace.app.command()(capture)

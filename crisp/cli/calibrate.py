@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,24 +16,54 @@ def calibrate(
     device: flags.Device = "cpu",
     threads: flags.Threads = 1,
     link_limit: flags.LinkLimit = None,
+    host_limit: flags.HostLimit = None,
+    loads_from: flags.LoadsFrom = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Time the layers of this model; without one, of a replay, which has no attention.",
+        ),
+    ] = None,
     seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 60,
+    dry_run: flags.DryRun = False,
 ) -> None:
     """Measure loads and computations on a device, as a hardware profile to simulate with."""
+    import sys
+
+    from crisp.cli.devices import device_options
     from crisp.cli.progress import progress_share
     from crisp.cli.targets import check_outputs
     from crisp.files import atomic
-    from crisp.units import parse_rate
-    from hw.calibrate import calibrated, check_seconds
-    from hw.options import Options
+    from crisp.units import show_bytes
+    from hw.calibrate import calibrated, check_seconds, least_seconds, pool_slots
+    from hw.resident import open_resident, same_geometry
     from hw.store import Store
 
-    check_outputs({"--out": out}, [("--store", store)], stdout=False)
+    check_outputs({"--out": out}, [("--store", store), ("--model", model)], stdout=False)
     check_seconds(seconds)
-    limit = None if link_limit is None else parse_rate(link_limit, "--link-limit")
-    options = Options(device, threads=threads, link_limit=limit)
+    options = device_options(
+        device, threads=threads, link_limit=link_limit, host_limit=host_limit, loads_from=loads_from
+    )
     opened = Store.open(store)
+    if model is not None:
+        same_geometry(model, opened)
+    least = 0.0 if options.link_limit is None else least_seconds(opened, options.link_limit)
+    if least > seconds:
+        print(
+            f"--link-limit {link_limit}: to load everything once takes {least:,.0f} seconds, more "
+            f"than --seconds {seconds:g}",
+            file=sys.stderr,
+        )
+    if dry_run:
+        size = pool_slots(opened) * opened.spec.block_bytes
+        print(f"dry run: {options}, a pool of {show_bytes(size)}; nothing was opened or measured")
+        return
     with progress_share("measuring") as update:
-        done = calibrated(opened, options, seconds, update)
+        loaded = None
+        if model is not None:
+            loaded = open_resident(model, opened, device=options.torch_device)
+        done = calibrated(opened, options, seconds, update, loaded)
     with atomic(out) as temporary:
         temporary.write_text(done.toml(), encoding="utf-8")
     slow = done.tables.slow_load, done.tables.slow_compute

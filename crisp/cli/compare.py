@@ -39,7 +39,7 @@ def compare(
     import sys
 
     from crisp.cli.targets import STDOUT, check_outputs
-    from crisp.compare import check_same_case, compare, one_run, read_rows
+    from crisp.compare import check_same_case, compare, one_run, rows_of
     from crisp.errors import CrispError
 
     files = timelines or _beside(simulated, measured)
@@ -48,9 +48,16 @@ def compare(
     check_outputs({"--perfetto": perfetto}, inputs)
     if perfetto is not None and files is None:
         raise CrispError("--perfetto: needs timelines; name them after --timelines")
-    runs = one_run(simulated), one_run(measured)
+    runs = one_run(simulated, measured=False), one_run(measured, measured=True)
     check_same_case(*runs)  # before anything large is read
-    rows = [read_rows(file) for file in files or ()]
+    rows: list[Rows] = []
+    if files is not None:
+        try:
+            rows = [*map(rows_of, runs, (simulated, measured), files)]
+        except CrispError as error:
+            if timelines is not None or perfetto is not None:
+                raise
+            print(f"{error}; timelines are left out", file=sys.stderr)
     done = compare(*runs, *(rows or (None, None)))
     if perfetto is not None:
         _draw(sys.stdout if perfetto == STDOUT else Path(perfetto), runs, rows)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from crisp.cli import flags
+from crisp.cli.findings import Finding, lines
+
+if TYPE_CHECKING:
+    from crisp.energy import Probe
 
 EXTRAS = {  # module -> package, of each extra in pyproject.toml
     "hf": {
@@ -23,25 +27,24 @@ EXTRAS = {  # module -> package, of each extra in pyproject.toml
         "xxhash": "xxhash",
     },
     "eval": {"lm_eval": "lm-eval", "accelerate": "accelerate"},
-    "gpu": {"torch": "torch", "triton": "triton", "pynvml": "nvidia-ml-py"},
+    "gpu": {
+        "torch": "torch",
+        "triton": "triton",
+        "pynvml": "nvidia-ml-py",
+        "xxhash": "xxhash",
+    },
     "jetson": {"jtop": "jetson-stats"},
 }
-_PLANNED = ("cuda", "unified")  # devices to come
-
-
-class Finding(NamedTuple):
-    """One thing that was looked at."""
-
-    what: str
-    ok: bool
-    found: str
-    remedy: str | None = None
-    values: dict[str, Any] | None = None  # numbers, for programs
-
-    def to_dict(self) -> dict[str, Any]:
-        """All of it, safe for JSON."""
-        told = {"what": self.what, "ok": self.ok, "found": self.found, "remedy": self.remedy}
-        return told | (self.values or {})
+_DOES = {  # each device of hw.options.DEVICES
+    "cpu": "experts from disk into memory",
+    "cuda": "experts from memory to a GPU",
+    "unified": "experts in memory that a GPU shares",
+}
+_BUILDS = {  # what each needs, where it is not there
+    "cpu": "pip install '.[hf]' in the checkout",
+    "cuda": "pip install '.[gpu]' in the checkout",
+    "unified": "a Jetson needs builds of its own: docs/jetson-orin.md",
+}
 
 
 def doctor(
@@ -85,29 +88,24 @@ def findings(
     folder: Path, file: Path | None, progress: Callable[[float], None]
 ) -> Iterator[Finding]:
     """Everything, one after the other; file: that is read, None: a temporary one in ``folder``."""
+    from crisp.cli.gpus import gpus
+    from hw.telemetry import meters
+
     yield Finding("python", True, f"{platform.python_version()}, {platform.system()}")
     yield _processor()
     yield _memory()
-    yield from _devices()
+    seen = gpus() if find_spec("torch") is not None else []
+    yield from seen
+    probes = {meter.name: meter.probe() for meter in meters()}  # once: a mute one takes its time
+    yield from _devices(any(one.ok for one in seen), probes)
     yield _direct(folder)
     yield _reading(folder, file, progress)
-    yield from _meters()
+    yield from _meters(probes)
     yield from _extras()
 
 
-def lines(found: list[Finding]) -> list[str]:
-    """A line for each finding, and one below it for what can be done."""
-    width = max(len(finding.what) for finding in found)
-    told = []
-    for finding in found:
-        told.append(f"{'ok' if finding.ok else '--'}  {finding.what:<{width}}  {finding.found}")
-        if finding.remedy is not None:
-            told.append(f"{'':<{width + 6}}{finding.remedy}")
-    return told
-
-
 def _processor() -> Finding:
-    from hw.calibrate import processor
+    from hw.calibration import processor
 
     usable = len(os.sched_getaffinity(0))
     return Finding(
@@ -133,16 +131,27 @@ def _memory() -> Finding:
     return Finding("memory", True, f"{show_bytes(free)} can be had; {own}", values=values)
 
 
-def _devices() -> Iterator[Finding]:
+def _devices(gpu: bool, probes: Mapping[str, Probe]) -> Iterator[Finding]:
+    """What each device needs, and whose joules its runs would have; gpu: whether there is one."""
     from hw.options import DEVICES
+    from hw.telemetry import chosen
 
-    ready = find_spec("torch") is not None
     for name in DEVICES:
-        remedy = None if ready else _install("hf")
-        found = "experts from disk into memory" if ready else "needs torch"
-        yield Finding(f"device {name}", ready, found, remedy)
-    for name in _PLANNED:
-        yield Finding(f"device {name}", False, "is not built yet")
+        missing = [
+            module
+            for module in (("torch",) if name == "cpu" else ("torch", "triton"))
+            if find_spec(module) is None
+        ]
+        needs = [*missing, *(["a GPU"] if name != "cpu" and not gpu else [])]
+        meter = chosen(name)
+        probe = probes.get(meter.name) or meter.probe()
+        dark = "" if probe.reason is None else ", which cannot be read"
+        found = f"{_DOES[name]}; joules by {meter.name}{dark}"
+        remedy = None
+        if needs:
+            found = f"needs {' and '.join(needs)}"
+            remedy = _BUILDS[name] if missing else "torch must see it: see gpu"
+        yield Finding(f"device {name}", not needs, found, remedy, {"meter": meter.name})
 
 
 def _direct(folder: Path) -> Finding:
@@ -193,13 +202,10 @@ def _no_file(what: str, folder: Path, error: OSError, values: dict[str, Any]) ->
     return Finding(what, False, f"{folder.resolve()}: {error.strerror or error}", remedy, values)
 
 
-def _meters() -> Iterator[Finding]:
-    from hw.telemetry import meters
-
-    for meter in meters():
-        probe = meter.probe()
+def _meters(probes: Mapping[str, Probe]) -> Iterator[Finding]:
+    for name, probe in probes.items():
         found = probe.reason or f"readable: {probe.source}"
-        yield Finding(f"meter {meter.name}", probe.reason is None, found, probe.remedy)
+        yield Finding(f"meter {name}", probe.reason is None, found, probe.remedy)
 
 
 def _extras() -> Iterator[Finding]:

@@ -72,6 +72,12 @@ def evaluate(
     tokens: Annotated[
         int | None, typer.Option(help="Read so many tokens, of all texts together.")
     ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="int8 or int4: experts' weights as crisp pack stores them, for all but full."
+        ),
+    ] = None,
     batch: Annotated[
         int, typer.Option(min=1, help="Windows read side by side; with --budget one.")
     ] = 8,
@@ -97,10 +103,11 @@ def evaluate(
     from crisp.cli.lists import split_list
     from crisp.cli.losses import Row, notes, tables, title
     from crisp.cli.progress import progress_of
-    from crisp.loading import in_float32, load
+    from crisp.loading import in_float32, in_groups, load
     from crisp.policy import Budget
     from crisp.quality import Tasks, geometry, to_json
     from crisp.quality import evaluate as measured
+    from crisp.quantised import BITS, STORED, check_groups
     from crisp.trace.bundled import resolve
     from crisp.windows import check_vocabulary, read_windows
 
@@ -119,6 +126,8 @@ def evaluate(
         *(("--tasks", name) for name in named_tasks),
     ]
     check_outputs({"--json": json}, inputs)
+    if dtype is not None and dtype not in BITS:
+        raise CrispError(f"--dtype {dtype}: expected {' or '.join(BITS)}")
     asked = None if budget is None else Budget.parse(budget)
     widths = [None] if width is None else split_list(width, "--width")
     chosen = [
@@ -132,7 +141,10 @@ def evaluate(
     questions = None if tasks is None else Tasks.load(named_tasks)
 
     loaded = in_float32(load(model))
-    spec = geometry(loaded, found[1].spec.block if block is None and found else block)
+    whole = spec = geometry(loaded, found[1].spec.block if block is None and found else block)
+    if dtype is not None:
+        check_groups(spec, dtype)
+        spec = spec.with_(bits=STORED[dtype])
     for _, one in chosen:
         if asked is not None:
             asked.capacity(spec, one.cache)
@@ -143,13 +155,15 @@ def evaluate(
 
     rows: list[Row] = []
     for spelled, one in [("full", _full(scope, unit)), *chosen]:
+        if len(rows) == 1 and dtype is not None:
+            loaded = in_groups(loaded, dtype)
         with progress_of(f"{loaded.name}, {one.name} {spelled}: tokens") as update:
             quality = measured(
                 loaded,
                 windows,
                 one,
                 counts,
-                spec=spec,
+                spec=spec if rows else whole,
                 renormalize=renormalize,
                 budget=asked,
                 reference=rows[0].quality.scores if rows else None,

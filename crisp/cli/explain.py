@@ -139,7 +139,7 @@ def one_run(run: Run, which: str) -> list[str]:
     ]
     if bounds.memory is not None:
         lines.insert(-1, _line(parts, bounds.memory, "memory: all that both streams move"))
-    unified = run.settings["hardware"]["kind"] == "unified"
+    unified = (run.settings.get("hardware") or {}).get("kind") == "unified"
     lines += [
         f"near bound: {parts.near} ({_RULE[parts.near == 'none']} of compute, bytes, memory and "
         f"order that makes up {100 * _NEAR:.0f} % of the time)",
@@ -206,7 +206,7 @@ def _conditions(run: Run) -> str:
 
 def _machine(run: Run) -> str:
     """The device that a run was measured on, or the profile that it was simulated with."""
-    device, hardware = run.settings.get("device"), run.settings["hardware"]
+    device, hardware = run.settings.get("device"), run.settings.get("hardware")
     return str((device or hardware or {"name": "an unnamed machine"})["name"])
 
 

@@ -55,15 +55,41 @@ Plot = Annotated[str | None, file("A picture of some events: .png, .pdf or .svg"
 
 # Of commands that run on a device
 StoreFolder = Annotated[Path, typer.Option(metavar="STORE", help="The expert store; see pack.")]
-Device = Annotated[str, _choice("cpu: experts are read from disk into memory.")]
+Device = Annotated[
+    str, _choice("cpu: from disk into memory; cuda: to a GPU; unified: within a Jetson's memory.")
+]
 Threads = Annotated[int, _choice("Threads that compute.")]
 LinkLimit = Annotated[
     str | None, _choice("Slow the link down to so many bytes a second, such as 200MB/s.")
 ]
 Verify = Annotated[bool, typer.Option("--verify", help="Check every block against its hash.")]
+HostLimit = Annotated[
+    str | None,
+    _choice("cuda: host memory for a copy of the weights, such as 16GB; more: from disk."),
+]
+LoadsFrom = Annotated[
+    str | None, _choice("unified: memory, mapped or disk.  [default: the fastest, measured]")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything but the device, and run nothing.")
+]
 ModelledEnergy = Annotated[
     bool,
     typer.Option(
         "--modelled-energy", help="Joules from --hardware's power figures, instead of a meter."
+    ),
+]
+EnergyWithin = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Repeat until the 95 % interval of J/token is +- this share of it, such as 5%.",
+    ),
+]
+EnergyRepeats = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Runs for it at most; alone: run so often.  [default: 20 with a share, else 1]",
     ),
 ]

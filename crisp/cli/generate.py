@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -34,10 +34,14 @@ def generate(
             "--verify", help="Check all weights in MODEL, and every block against its hash."
         ),
     ] = False,
+    host_limit: flags.HostLimit = None,
+    loads_from: flags.LoadsFrom = None,
     hardware: Annotated[
         str | None, typer.Option(help="A machine's profile, for order johnson and modelled energy.")
     ] = None,
     modelled_energy: flags.ModelledEnergy = False,
+    energy_within: flags.EnergyWithin = None,
+    energy_repeats: flags.EnergyRepeats = None,
     metadata: Annotated[
         Path | None,
         typer.Option(
@@ -61,21 +65,23 @@ def generate(
         str | None,
         typer.Option(metavar="FILE", help="The routing that was run, as a trace to simulate."),
     ] = None,
+    dry_run: flags.DryRun = False,
 ) -> None:
     """Let a model write, with its routed experts loaded from a store as they are needed."""
     from crisp.case import Conditions
+    from crisp.cli.devices import device_options, rehearsed
     from crisp.cli.outputs import Outputs, title
     from crisp.cli.progress import progress_share
     from crisp.cli.targets import check_no_folder, check_outputs
     from crisp.policy import Budget, named
-    from crisp.units import parse_rate
-    from hw.generate import check
+    from crisp.repeats import Rule, repeat_run
+    from crisp.timeline import Sink
+    from hw.generate import Generated, check, fresh_case
     from hw.generate import generate as run
     from hw.metering import power_model
-    from hw.options import Options
-    from hw.resident import open_resident
+    from hw.resident import open_resident, same_geometry
     from hw.store import Store
-    from hw.telemetry import meters
+    from hw.telemetry import chosen as meter_of
     from sim.hardware import profile as hardware_profile
 
     outputs = Outputs(json, timeline, perfetto)
@@ -91,8 +97,11 @@ def generate(
     files = {f"--{option}": name for option, name in vars(outputs).items()}
     check_outputs({**files, "--record": record}, inputs)
     asked = Budget.parse(budget)
-    limited = None if link_limit is None else parse_rate(link_limit, "--link-limit")
-    options = Options(device, threads, limited, verify)
+    rule = Rule.parse(energy_within, energy_repeats)
+    options = device_options(
+        device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
+        loads_from=loads_from,
+    )  # fmt: skip
     conditions = Conditions(granularity, "all", 1, chunk, seed)
     chosen = named(
         policy, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch,
@@ -105,15 +114,23 @@ def generate(
     found = _metadata(model, metadata, opened)
     counts = None if found is None else found[1].profile()
     check(chosen, counts, machine, max_new_tokens)
-    with progress_share("loading") as update:
-        resident = open_resident(
-            model, opened, verify=verify, progress=lambda done, total: update(done / max(1, total))
-        )
-    people = sys.stderr if outputs.to_stdout else sys.stdout
     told = title(chosen, asked, f"{options}, experts from {store}", opened.spec, conditions)
     power = None if machine is None else machine.power
-    with outputs.sinks(told, opened.spec, power, "its own") as sinks, _told(people) as tell:
-        made = run(
+    if dry_run:
+        same_geometry(model, opened)
+        print(rehearsed([(told, fresh_case(opened, chosen, asked, counts, None, conditions))]))
+        return
+    with progress_share("loading") as update:
+        resident = open_resident(
+            model, opened, device=options.torch_device, verify=verify,
+            progress=lambda done, total: update(done / max(1, total)),
+        )  # fmt: skip
+    people = sys.stderr if outputs.to_stdout else sys.stdout
+
+    def once(
+        sinks: Sequence[Sink] = (), on_text: Callable[[str], None] = lambda text: None
+    ) -> Generated:
+        return run(
             resident,
             chosen,
             asked,
@@ -124,15 +141,22 @@ def generate(
             split=None if found is None else f"profile: {found[0].name}; run: all rows",
             conditions=conditions,
             hardware=machine,
-            meter=meters()[0],
+            meter=meter_of(device),
             modelled_energy=modelled_energy,
             sinks=sinks,
-            on_text=tell,
+            on_text=on_text,
         )
+
+    with outputs.sinks(told, opened.spec, power, "its own") as sinks, _told(people) as tell:
+        made = once(sinks, tell)
     if record is not None:
         made.trace.save(record)
-    outputs.write_runs([made.run])
-    print(f"\n{summary(made.run, len(made.tokens))}", file=people)
+    with progress_share("writing it again, for its joules"):
+        repeated, interrupt = repeat_run(made.run, lambda: once().run, rule)
+    outputs.write_runs([repeated])
+    print(f"\n{summary(repeated, len(made.tokens))}", file=people)
+    if interrupt is not None:
+        raise interrupt  # what was measured until then has been told
 
 
 @contextmanager
@@ -154,6 +178,7 @@ def _told(people: TextIO) -> Iterator[Callable[[str], None]]:
 
 def summary(run: Run, tokens: int) -> str:
     """What came of it, in a line or two."""
+    from crisp.cli.joules import per_token, source
     from crisp.cli.tables import DASH, numbers
     from crisp.cli.words import counted
 
@@ -176,6 +201,9 @@ def summary(run: Run, tokens: int) -> str:
     lines = [f"{setting}: {', '.join(parts)}"]
     missing = {"tokens_per_second": "tokens/s", "hit_rate": "hits", "energy_j_per_token": "J/token"}
     lines += [f"{head} {DASH}: {why[metric]}" for metric, head in missing.items() if metric in why]
+    if metrics["energy_j_per_token"] is not None:
+        first, *more = per_token(run)
+        lines += [f"energy {source(run)}: {first}", *more]
     return "\n".join(lines)
 
 

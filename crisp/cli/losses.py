@@ -89,6 +89,7 @@ def _losses(rows: Sequence[Row]) -> list[str]:
     whole = [row.quality.whole for row in rows]
     costs = [row.quality.costs for row in rows]
     touched = [cost["bytes_touched_per_token"] for cost in costs]
+    of = touched[0] or 1
     columns = [
         ("ppl", numbers([own.perplexity.value for own in whole], 2)),
         ("range", [_range(own.perplexity, 2) for own in whole]),
@@ -97,7 +98,7 @@ def _losses(rows: Sequence[Row]) -> list[str]:
         ("kept %", _values([own.retention for own in whole], 1, 100)),
         ("range", [_range(own.retention, 1, 100) for own in whole]),
         ("MB", numbers([None if n is None else n * 1e-6 for n in touched])),
-        ("of full", numbers(_times([cost["touched_share"] for cost in costs], 100), 1)),
+        ("of full", numbers([None if n is None else 100 * n / of for n in touched], 1)),
     ]
     return _table(rows, columns)
 
@@ -191,6 +192,11 @@ def notes(rows: Sequence[Row], spec: ModelSpec) -> list[str]:
         "ppl: perplexity; loss: its increase; kept: tokens whose top prediction is that of full",
         "MB: of expert weights that are executed, a token; of full: in per cent",
     ]
+    first, last = (rows[i].quality.settings["run"] for i in (0, -1))
+    if first != last:
+        lines.append(
+            f"full: the model as it is{last.removeprefix(first).replace(', ', '; ')} for all others"
+        )
     lines += _rounded(rows, spec)
     lines += _skipped(rows, spec)
     if rows[0].quality.settings["budget"]:

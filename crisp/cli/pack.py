@@ -16,11 +16,11 @@ _SYNTHETIC = "Random weights instead: of a built-in model's geometry, or a confi
 
 
 def pack(
-    out: Annotated[Path, typer.Option(help="A new folder for the store.")],
+    out: Annotated[Path, typer.Option(help="A new or an empty folder, for the store.")],
     model: Annotated[Path | None, typer.Argument(help=_MODEL, show_default=False)] = None,
     synthetic: Annotated[str | None, typer.Option(metavar="SPEC", help=_SYNTHETIC)] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="bf16, fp16 or fp32.  [default: as published]")
+        str | None, typer.Option(help="bf16, fp16, fp32, int8 or int4.  [default: as published]")
     ] = None,
     block: Annotated[
         int | None,
@@ -30,14 +30,15 @@ def pack(
         int | None, typer.Option(help="With --synthetic: the first layers only.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="With --synthetic: of the weights.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --synthetic: say how large, write nothing.")
+    ] = False,
 ) -> None:
     """Write a model's routed experts as a store."""
     from crisp.cli.progress import progress_share
-    from crisp.cli.words import counted
     from crisp.errors import CrispError
-    from crisp.units import show_bytes
     from hw.packing import pack as pack_checkpoint
-    from hw.packing import pack_synthetic
+    from hw.packing import pack_synthetic, stored_as
 
     if (model is None) == (synthetic is None):
         found = "neither" if model is None else "both"
@@ -45,6 +46,16 @@ def pack(
     for option, given in (("--layers", layers), ("--seed", seed)):
         if model is not None and given is not None:
             raise CrispError(f"{option} {given}: goes with --synthetic, not with a model")
+    if dry_run and model is not None:
+        raise CrispError("--dry-run: goes with --synthetic, not with a model")
+    if synthetic is not None:
+        spec, activation = _geometry(synthetic)
+        spec = spec.first_layers(spec.n_layers if layers is None else layers).with_(block=block)
+    if dry_run:
+        kind, stored = stored_as(spec, dtype)
+        typer.echo(f"{out}: dry run, nothing was written")
+        typer.echo(_told(stored, kind, "random weights"))
+        return
     with progress_share("packing") as update:
 
         def progress(done: int, total: int) -> None:
@@ -53,23 +64,27 @@ def pack(
         if model is not None:
             store = pack_checkpoint(model, out, dtype=dtype, block=block, progress=progress)
         else:
-            assert synthetic is not None
-            spec, activation = _geometry(synthetic)
-            spec = spec.first_layers(spec.n_layers if layers is None else layers)
             store = pack_synthetic(
-                spec.with_(block=block), out, dtype=dtype, activation=activation,
+                spec, out, dtype=dtype, activation=activation,
                 seed=seed or 0, progress=progress,
             )  # fmt: skip
-    spec, size = store.spec, show_bytes(store.spec.routed_bytes)
     weights = "random weights" if store.origin == "synthetic" else "weights"
+    typer.echo(f"{out}: {_told(store.spec, store.dtype, weights)}")
+
+
+def _told(spec: ModelSpec, dtype: str, weights: str) -> str:
+    """What a store holds, in three lines."""
+    from crisp.cli.words import counted
+    from crisp.units import show_bytes
+
     lines = {
         "experts": f"{spec.n_experts:,} in each of {counted(len(spec.moe_layers), 'MoE layer')}, "
         f"{show_bytes(spec.expert_bytes)} each",
         "blocks": f"{spec.n_blocks} an expert, of {spec.block:,} neurons and "
         f"{spec.block_bytes:,} bytes",
     }
-    typer.echo(f"{out}: {spec.name}, {size} of {weights} in {store.dtype}")
-    typer.echo("\n".join(f"{key:<10}{text}" for key, text in lines.items()))
+    first = f"{spec.name}, {show_bytes(spec.routed_bytes)} of {weights} in {dtype}"
+    return "\n".join([first, *(f"{key:<10}{text}" for key, text in lines.items())])
 
 
 def _geometry(name: str) -> tuple[ModelSpec, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -21,10 +22,14 @@ def replay(
     threads: flags.Threads = 1,
     link_limit: flags.LinkLimit = None,
     verify: flags.Verify = False,
+    host_limit: flags.HostLimit = None,
+    loads_from: flags.LoadsFrom = None,
     hardware: Annotated[
         str | None, typer.Option(help="A machine's profile, for order johnson and modelled energy.")
     ] = None,
     modelled_energy: flags.ModelledEnergy = False,
+    energy_within: flags.EnergyWithin = None,
+    energy_repeats: flags.EnergyRepeats = None,
     profile: flags.ProfileTrace = None,
     metadata: flags.MetadataFile = None,
     width: flags.Width = None,
@@ -45,9 +50,11 @@ def replay(
     timeline: flags.Timeline = None,
     perfetto: flags.Perfetto = None,
     plot: flags.Plot = None,
+    dry_run: flags.DryRun = False,
 ) -> None:
     """Run a trace's routing on this machine, with experts loaded from a store."""
-    from crisp.case import Conditions
+    from crisp.case import Case, Conditions
+    from crisp.cli.devices import device_options, rehearsed
     from crisp.cli.lists import split_list
     from crisp.cli.outputs import Outputs
     from crisp.cli.progress import progress
@@ -55,14 +62,14 @@ def replay(
     from crisp.cli.tables import report
     from crisp.cli.targets import check_no_folder
     from crisp.policy import Budget
+    from crisp.repeats import Rule, repeat_run
     from crisp.run import Run
+    from crisp.timeline import Sink
     from crisp.trace.bundled import resolve
-    from crisp.units import parse_rate
     from hw.metering import power_model
-    from hw.options import Options
     from hw.replay import replay as run
     from hw.store import Store
-    from hw.telemetry import meters
+    from hw.telemetry import chosen as meter_of
 
     policies, budgets = split_list(policy, "--policy"), split_list(budget, "--budget")
     outputs = Outputs(json, timeline, perfetto, plot)
@@ -76,8 +83,11 @@ def replay(
     ]
     outputs.check(len(policies) * len(budgets), inputs)
     asked = [Budget.parse(text) for text in budgets]
-    limited = None if link_limit is None else parse_rate(link_limit, "--link-limit")
-    options = Options(device, threads, limited, verify)
+    rule = Rule.parse(energy_within, energy_repeats)
+    options = device_options(
+        device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
+        loads_from=loads_from,
+    )  # fmt: skip
     opened = Store.open(store)
     setup = prepare(
         trace,
@@ -96,24 +106,35 @@ def replay(
     )
     power_model(setup.hardware, modelled_energy)  # else it would be missed after the first run
     cells = [setup.cell(one, share) for one in chosen for share in asked]
+    if dry_run:
+        every = ((cell.title, cell.case(setup.routing)) for cell in cells)
+        print("\n".join([*setup.title(), rehearsed(every)]))
+        return
     runs: list[Run] = []
+    interrupt = None
     for cell in cells:  # one after the other: they would disturb each other's times
-        with (
-            outputs.sinks(cell.title, setup.spec, cell.power, setup.name) as sinks,
-            progress("tokens", setup.rows()) as advance,
-        ):
-            case = cell.case(setup.routing)
-            runs.append(
-                run(
+        case = cell.case(setup.routing)
+
+        def once(sinks: Sequence[Sink] = (), case: Case = case) -> Run:
+            with progress("tokens", setup.rows()) as advance:
+                return run(
                     case,
                     opened,
                     options,
                     hardware=setup.hardware,
-                    meter=meters()[0],
+                    meter=meter_of(device),
                     modelled_energy=modelled_energy,
                     sinks=sinks,
                     progress=advance,
                 )
-            )
+
+        with outputs.sinks(cell.title, setup.spec, cell.power, setup.name) as sinks:
+            first = once(sinks)
+        repeated, interrupt = repeat_run(first, once, rule)
+        runs.append(repeated)
+        if interrupt is not None:
+            break
     outputs.write_runs(runs)
     print(report(setup, runs), file=sys.stderr if outputs.to_stdout else sys.stdout)
+    if interrupt is not None:
+        raise interrupt  # what was measured until then has been told

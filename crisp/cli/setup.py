@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from crisp.cli.cells import Cell, Routing, Source, open_source
 from crisp.errors import CrispError
 from crisp.fitting import fit
 from crisp.hardware import HardwareProfile
-from crisp.model import ModelSpec
+from crisp.measured_cost import check_store
+from crisp.model import STORE_INDEX, ModelSpec
 from crisp.policy import Budget, Policy, named
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import resolve
@@ -117,6 +119,9 @@ def prepare(
     simulated = None if hardware is None else hardware_profile(hardware)
     machine = machine or (simulated.name if simulated else "unknown")
     spec = None if model is None else ModelSpec.named(model)
+    index = None if model is None else Path(model) / STORE_INDEX
+    if index is not None and index.exists() and simulated is not None and simulated.tables:
+        check_store(simulated.tables, json.loads(index.read_bytes()), simulated.name)
     stored = None if bits is None else exact(bits, "--bits")
     routing = open_source(source)
     if spec is None:

@@ -117,7 +117,7 @@ def notes(setup: Setup, runs: Sequence[Run]) -> list[str]:
                     heads.append(column.header)
     lines += [f"{', '.join(heads)} {DASH}: {reason}" for reason, heads in missing.items()]
     if any(run.metrics["energy_j_per_token"] is not None for run in runs):
-        lines.append(f"J/token: {_joules(runs)}")
+        lines += _joules(runs)
     lines += [line for rule in _NOTES if (line := rule(setup, runs))]
     return [part for line in lines for part in wrap(line, _WIDTH, subsequent_indent=" " * 8)]
 
@@ -209,10 +209,18 @@ def _is_mapped(setup: Setup) -> bool:
     return setup.hardware is not None and setup.hardware.loads_from == "mapped"
 
 
-def _joules(runs: Sequence[Run]) -> str:
-    """Where a table's joules come from: of all its runs the same."""
-    origin = next(run.provenance["energy"] for run in runs if run.provenance["energy"])
-    return f"{origin['method'].partition(':')[0]}, from {origin['source']}"
+def _joules(runs: Sequence[Run]) -> list[str]:
+    """Where a table's joules come from, of all its runs the same; of those of a machine more."""
+    from crisp.cli.joules import per_token, source
+
+    known = [run for run in runs if run.provenance["energy"]]
+    lines = [f"J/token: {source(known[0])}"]
+    for run in known:
+        if run.settings["engine"] == "hw":
+            first, *more = per_token(run)
+            policy, budget = run.settings["policy"]["name"], run.settings["budget"]["asked"]
+            lines += [f"{policy} at {budget}: {first}", *more]
+    return lines
 
 
 def _mapped(setup: Setup, runs: Sequence[Run]) -> str | None:

@@ -17,6 +17,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from crisp.errors import CrispError
+from crisp.files import check_readable
 from crisp.metadata import FILE
 from crisp.prepare.streaming import Source, drained, parallel, plain
 
@@ -175,6 +176,7 @@ def _header(folder: Path, shard: str) -> list[Tensor]:
     path = folder / shard
     if not path.is_file():
         raise CrispError(f"{path}: is not a file; a safetensors file was expected")
+    check_readable(path)
     try:
         with safe_open(path, framework="numpy"):  # its parser refuses hostile headers
             pass

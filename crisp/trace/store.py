@@ -15,6 +15,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from crisp.errors import CrispError
+from crisp.files import check_readable
 
 Array = npt.NDArray[Any]
 Layout = Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]]  # name -> (type, shape)
@@ -47,6 +48,7 @@ def read(path: Path) -> Mapped:
     """
     if not path.is_file():
         raise CrispError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+    check_readable(path)
     try:
         with safe_open(path, framework="numpy") as checked:  # its parser refuses hostile headers
             metadata = checked.metadata() or {}

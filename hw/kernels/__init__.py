@@ -33,9 +33,9 @@ def add_blocks(
     neurons[i] neurons. A block's partial sum is whole before it is added, so blocks give the same
     bits one by one and all at once. Nothing else of the pool, of x or of sums matters or changes.
 
-    pool: uint8 [n_slots, stride]. slots, counts, neurons: int32 [n], n >= 1: the slot of a block, how
-    many leading rows use it (none more than the block before), its neurons. x: [r, d_model] of fp32,
-    fp16 or bf16; sums: [r, d_model] float32; both contiguous. All on one device. hidden: room
+    pool: uint8 [n_slots, stride]. slots, counts, neurons: int32 [n], n >= 1: the slot of a block,
+    how many leading rows use it (none more than the block before), its neurons. x: [r, d_model] of
+    fp32, fp16 or bf16; sums: [r, d_model] float32; both contiguous. All on one device. hidden: room
     between the two kernels, float32 [at least hw.kernels.calls.room()]; allocated if not given.
 
     One row is computed in float32. For more, what is multiplied is of x's type where that is the

@@ -5,22 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from crisp import quantised
+
 if TYPE_CHECKING:
     from hw.store import Store
 
-GROUP = 64
-"""Neighbouring numbers along d_model that share a scale, in a quantised store."""
-
-BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
-"""Of one number, by the store's dtype."""
+BITS = {"fp32": 32, "fp16": 16, "bf16": 16} | quantised.BITS
+"""Of a weight, without its share of a scale, by the store's dtype."""
 
 
 @dataclass(frozen=True)
 class Layout:
     """A slot: gate, up and down rows [block, d_model], biases [2, block], scales, then nothing.
 
-    The scales are [3, block, d_model / 64] float16 in int8 and int4, which have float16 biases; other
-    stores have no scales, and biases of their own dtype. What follows is never read.
+    The scales are [3, block, d_model / 64] float16 in int8 and int4, which have float16 biases;
+    other stores have no scales, and biases of their own dtype. What follows is never read.
     """
 
     d_model: int
@@ -46,7 +45,7 @@ class Layout:
     @property
     def quantised(self) -> bool:
         """Whether weights are whole numbers with scales."""
-        return self.bits < 16
+        return self.dtype in quantised.BITS
 
     @property
     def matrix_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""What the kernels compute, said in torch: to be compared with, and for where there is no Triton."""
+"""What the kernels compute, in torch: to compare them with, and for where there is no Triton."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from crisp.adapter import need
-from hw.kernels.layout import GROUP, Layout
+from crisp.quantised import GROUP
+from hw.kernels.layout import Layout
 
 ALPHA, LIMIT = 1.702, 7.0  # gpt-oss's clamped activation
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crisp.compare import COUNTS, TIMES, Pair, compare, one_run, read_rows
+from crisp.compare import COUNTS, TIMES, Pair, compare, one_run, read_rows, rows_of
 from crisp.errors import CrispError
 from crisp.run import Run, save
 from crisp.sinks import parquet
-from crisp.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Rows
+from crisp.timeline import COMPUTE, END, LAYER, LOAD, PREFETCH, Recorder, Rows
+from tests.crisp.runs import whole
 
 SETTINGS: dict[str, Any] = {
     "engine": "simpy",
@@ -203,12 +204,81 @@ def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), file)
     with pytest.raises(CrispError, match=r"x\.parquet: is not a timeline"):
         read_rows(file)
+    with parquet(file) as sink:
+        sink.write(SIMULATED[:2])
+    good = pyarrow.parquet.read_table(file)
+    kinds = good.schema.field("kind").type
+    for name, values, kind in [
+        ("layer", [1, None], pyarrow.int64()),
+        ("layer", [1.0, 2.0], pyarrow.float64()),
+        ("layer", ["1", "2"], pyarrow.string()),
+        ("layer", [[1], [2]], pyarrow.list_(pyarrow.int64())),
+        ("layer", [None, None], pyarrow.null()),
+        ("kind", ["load", None], kinds),
+        ("kind", ["load", "lunch"], kinds),
+        ("kind", [0, 1], pyarrow.int64()),
+    ]:
+        column = pyarrow.array(values, pyarrow.string() if kind == kinds else kind)
+        if kind == kinds:
+            column = column.dictionary_encode().cast(kinds)
+        place = good.schema.names.index(name)
+        pyarrow.parquet.write_table(good.set_column(place, name, column), file)
+        with pytest.raises(CrispError, match=rf"x\.parquet: is not a timeline: {name}") as caught:
+            read_rows(file)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_file_holds_one_run(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
-    save(run(), file)
-    assert one_run(file) == run()
-    save([run(), run()], file)
+    save(whole(), file)
+    assert one_run(file, measured=False) == whole()
+    save([whole(), whole()], file)
     with pytest.raises(CrispError, match=r"x\.json: holds 2 runs, expected one"):
-        one_run(file)
+        one_run(file, measured=False)
+
+
+def test_a_run_of_the_other_kind_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    save(whole(), file)
+    with pytest.raises(CrispError, match=r"x\.json: is a simulated run, expected a measured one$"):
+        one_run(file, measured=True)
+    save(whole({"engine": "hw"}), file)
+    assert one_run(file, measured=True).settings["engine"] == "hw"
+    with pytest.raises(CrispError, match=r"x\.json: is a measured run, expected a simulated one$"):
+        one_run(file, measured=False)
+
+
+@pytest.mark.parametrize("other", ["fp16", None])
+def test_blocks_that_were_calibrated_are_the_stores(other: str | None) -> None:
+    tables = {"geometry": {"dtype": "bf16", "activation": "silu"}}
+    calibrated = replace(run(), settings=SETTINGS | {"hardware": {"tables": tables}})
+    store = {"dtype": other, "activation": "silu"}
+    measured = replace(run(), settings=SETTINGS | {"engine": "hw", "store": store})
+    if other is None:
+        compare(calibrated, measured, None, None)
+        return
+    with pytest.raises(CrispError, match="dtype of calibrated blocks is 'bf16', of the store's"):
+        compare(calibrated, measured, None, None)
+
+
+def test_a_timeline_belongs_to_one_run(tmp_path: Path) -> None:
+    file, where = tmp_path / "t.parquet", tmp_path / "x.json"
+    recorder = Recorder([], by_block=False)
+    for row in SIMULATED.tolist():
+        recorder.add(row)
+    recorder.flush(190, None, always=True)
+    own = Run({}, {}, {}, {"timeline_sha256": recorder.sums.digest()})
+
+    def written(*parts: Rows) -> Path:
+        with parquet(file) as sink:
+            for part in parts:
+                sink.write(part)
+        return file
+
+    assert rows_of(own, where, written(SIMULATED)).tolist() == SIMULATED.tolist()
+    assert len(rows_of(own, where, written(SIMULATED[:2], SIMULATED[2:]))) == len(SIMULATED)
+    later = SIMULATED.copy()
+    later[-1, END] += 1
+    for other in (MEASURED, SIMULATED[:-1], later, SIMULATED[:0]):
+        with pytest.raises(CrispError, match=r"t\.parquet: is of another run than .*x\.json, or "):
+            rows_of(own, where, written(other))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from crisp.errors import CrispError
 from crisp.hardware import HardwareProfile, cost_model
-from crisp.measured_cost import Curve, Geometry, Grid, MeasuredCost, Tables
+from crisp.measured_cost import Curve, Geometry, Grid, MeasuredCost, Tables, check_store
 from crisp.measured_profile import to_toml
 from crisp.model import ModelSpec
 
@@ -164,6 +164,26 @@ def test_other_blocks_need_another_calibration(tmp_path: Path, spec: ModelSpec, 
     assert "calibrate with a store of small in blocks of" in str(caught.value)
 
 
+def test_stores_of_another_kind_need_another_calibration(tmp_path: Path) -> None:
+    kind = 'block_bytes = 196608\ndtype = "bf16"\nactivation = "silu"'
+    profile = load(tmp_path, TEXT.replace("block_bytes = 196608", kind))
+    assert profile.tables is not None
+    store = {"dtype": "bf16", "activation": "silu"}
+    check_store(profile.tables, store, "mine")
+    for key, other in (("dtype", "fp16"), ("activation", "gelu")):
+        with pytest.raises(CrispError, match=f"mine: was calibrated with {key} .*{other};"):
+            check_store(profile.tables, store | {key: other}, "mine")
+    cost_model(profile, SPEC)  # of a model nobody knows
+    unknown = load(tmp_path).tables
+    assert unknown is not None
+    check_store(unknown, store, "mine")
+    printed = profile.to_dict()["tables"]["geometry"]
+    assert (printed["dtype"], printed["activation"]) == ("bf16", "silu")
+    assert "dtype" not in load(tmp_path).to_dict()["tables"]["geometry"]
+    with pytest.raises(CrispError, match=r"mine\.toml: geometry\.dtype: found 16, expected a word"):
+        load(tmp_path, TEXT.replace("block_bytes = 196608", "block_bytes = 196608\ndtype = 16"))
+
+
 def test_a_profile_keeps_tables_and_sources(tmp_path: Path) -> None:
     profile = load(tmp_path)
     assert profile.tables is not None
@@ -183,7 +203,7 @@ def test_what_is_written_reads_back_the_same(tmp_path: Path) -> None:
     profile = load(tmp_path)
     assert profile.tables is not None
     sources = dict(profile.sources) | {"load": 'a "disk"\n\\ and more'}
-    text = to_toml("disk", "not measured", profile.tables, sources)
+    text = to_toml("disk", None, "not measured", profile.tables, sources)
     again = load(tmp_path, text)
     assert again == replace(profile, sources=sources)
 

@@ -17,7 +17,7 @@ from hw.arithmetic import Arithmetic
 from hw.batch import Work
 from hw.device import Piece
 from hw.packing import pack_synthetic
-from hw.store import TYPES, Store, views
+from hw.store import TYPES, Block, Store, views
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("xxhash")
@@ -36,6 +36,11 @@ SHAPES = [spec(80, 40, 16), spec(192, 320, 48), spec(4100, 34, 16), spec(80, 48,
 KINDS = [(s, dtype, "silu") for s in SHAPES for dtype in ("bf16", "fp16", "fp32")]
 KINDS += [(SHAPES[0], "bf16", "gelu"), (SHAPES[1], "fp32", "gelu")]
 KINDS += [(spec(80, 40, 16, True), dtype, "gpt_oss") for dtype in ("bf16", "fp16", "fp32")]
+# int8 and int4 have whole groups of 64 columns, of which some are more than a tile
+GROUPS = [spec(192, 320, 48), spec(4160, 34, 16), spec(64, 48, 48)]
+KINDS += [(s, dtype, "silu") for s in GROUPS for dtype in ("int8", "int4")]
+KINDS += [(GROUPS[0], "int8", "gelu")]
+KINDS += [(spec(128, 40, 16, True), dtype, "gpt_oss") for dtype in ("int8", "int4")]
 WIDTHS = {1: [3], 3: [1, 3, 2], 17: [1 + i % 3 for i in range(17)]}
 
 
@@ -66,9 +71,12 @@ def pool_of(store: Store, slots: list[int], total: int) -> Any:
     real = [spec.neurons(block, block + 1) for block in range(spec.n_blocks)]
     given, kept = torch.from_numpy(blocks(store).copy()), torch.from_numpy(pool)
     for block, slot in enumerate(slots):
-        for part, place in zip(views(given[block], store), views(kept[slot], store), strict=True):
+        source, into = views(given[block], store), views(kept[slot], store)
+        for part, place in zip(source[:-1], into[:-1], strict=True):
             if part is not None:
                 place[: real[block]] = part[: real[block]]
+        if source.scales is not None:
+            into.scales[:, : real[block]] = source.scales[:, : real[block]]
     return pool
 
 
@@ -82,6 +90,18 @@ def work(x: Any, widths: list[int]) -> Work:
     return Work(1, rows, np.array(widths), np.ones(len(widths), np.float32), x)
 
 
+def weights(part: Block, which: int) -> Any:
+    """Gate, up or down [blocks, block, d_model], as they are or from whole numbers and scales."""
+    matrix = part[which]
+    if part.scales is None:
+        return matrix
+    if matrix.dtype == torch.uint8:  # the even column is low
+        nibbles = torch.stack([matrix % 16, matrix // 16], -1).flatten(-2).double()
+        matrix = torch.where(nibbles > 7, nibbles - 16, nibbles)
+    scales = part.scales[:, which].double()
+    return (matrix.double().unflatten(-1, (-1, 64)) * scales[..., None]).flatten(-2)
+
+
 def expected(store: Store, x: Any, width: int) -> tuple[Any, Any]:
     """Of one row [d_model] and its leading blocks: the sum, and the sum of all magnitudes."""
     part = views(torch.from_numpy(blocks(store).copy()), store)
@@ -91,7 +111,8 @@ def expected(store: Store, x: Any, width: int) -> tuple[Any, Any]:
         return tensor[:width].double().numpy().reshape(-1, *tensor.shape[2:])[:n]
 
     x = x.double().numpy()
-    gate, up, down = numbers(part.gate) @ x, numbers(part.up) @ x, numbers(part.down)
+    gate, up, down = (numbers(weights(part, i)) for i in range(3))
+    gate, up = gate @ x, up @ x
     if part.gate_bias is not None:
         gate, up = gate + numbers(part.gate_bias), up + numbers(part.up_bias)
     if store.activation == "gpt_oss":
@@ -195,9 +216,11 @@ def watched() -> Iterator[None]:
     tracemalloc.stop()
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_no_weight_is_copied(threads: int, tmp_path: Path, watched: None) -> None:
-    store = pack_synthetic(spec(1024, 1024, 512), tmp_path / "store")  # blocks of 3 MB
+def test_no_weight_is_copied(threads: int, dtype: str, tmp_path: Path, watched: None) -> None:
+    shape = spec(1024, 1024, 512)  # blocks of 3 MB in bf16
+    store = pack_synthetic(shape, tmp_path / "store", dtype=dtype)
     arithmetic = Arithmetic(store, pool_of(store, [0, 1], 2), threads)
     arithmetic.prepare()
     one = work(hidden(store, 1), [2])

@@ -15,7 +15,8 @@ from crisp.errors import CrispError
 from crisp.hardware import HardwareProfile, cost_model
 from crisp.measured_cost import Curve
 from crisp.model import ModelSpec
-from hw.calibrate import Calibration, calibrate, pool_slots
+from hw.calibrate import calibrate, pool_slots
+from hw.calibration import Calibration
 from hw.device import Copy, Done
 from hw.host_time import host_times
 from hw.stopwatch import Chain
@@ -27,7 +28,7 @@ SPEC = ModelSpec(
     config_hash=None,
 )  # fmt: skip
 STORE: Any = SimpleNamespace(
-    spec=SPEC, dtype="bf16", check=lambda spec: None, describe=lambda: {"origin": "synthetic"}
+    spec=SPEC, dtype="bf16", activation="silu", check=lambda spec: None, describe=lambda: {"origin": "synthetic"}
 )
 LAYER = Curve((1,), (Fraction(7_000),))
 

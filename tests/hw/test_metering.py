@@ -17,8 +17,8 @@ class FakeMeter:
 
     name = "fake"
 
-    def __init__(self, *joules: float, reason: str | None = None) -> None:
-        self.joules, self.reason = list(joules), reason
+    def __init__(self, *joules: float, reason: str | None = None, off: float | None = None) -> None:
+        self.joules, self.reason, self.off = list(joules), reason, off
         self.calls: list[str] = []
 
     def probe(self) -> Probe:
@@ -30,12 +30,12 @@ class FakeMeter:
     def stop(self) -> Reading:
         self.calls.append("stop")
         joules = self.joules.pop(0)
-        return Reading(joules, None, "fake", "made up", 2, 10**9)
+        return Reading(joules, None, "fake", "made up", 2, 10**9, self.off)
 
 
 def test_rest_is_measured_before_and_only_the_run_counts() -> None:
     meter = FakeMeter(5, 12)
-    with metering(meter, None, 0) as metered:
+    with metering(meter, None, 1e-9) as metered:
         assert meter.calls == ["start", "stop"]
         metered.start()
         metered.stop()
@@ -46,9 +46,20 @@ def test_rest_is_measured_before_and_only_the_run_counts() -> None:
     assert (energy.gross_j, energy.net_j) == (12, 7)
 
 
+def test_no_rest_no_net() -> None:
+    meter = FakeMeter(12)
+    with metering(meter, None, 0) as metered:
+        assert meter.calls == []
+        metered.start()
+        metered.stop()
+    energy = metered.energy(STATES)
+    assert isinstance(energy, Energy)
+    assert (energy.gross_j, energy.net_j) == (12, None)
+
+
 def test_a_failing_run_ends_its_window() -> None:
     meter = FakeMeter(5, 12)
-    with pytest.raises(OSError, match="disk"), metering(meter, None, 0) as metered:
+    with pytest.raises(OSError, match="disk"), metering(meter, None, 1e-9) as metered:
         metered.start()
         raise OSError("the disk is gone")
     assert meter.calls == ["start", "stop"] * 2
@@ -56,7 +67,7 @@ def test_a_failing_run_ends_its_window() -> None:
 
 def test_a_run_that_never_began_has_no_joules() -> None:
     meter = FakeMeter(5)
-    with metering(meter, None, 0) as metered:
+    with metering(meter, None, 1e-9) as metered:
         pass
     assert metered.energy(STATES) == "the run was not metered"
 

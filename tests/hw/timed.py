@@ -28,7 +28,7 @@ class TimedDevice:
     slow: tuple[Fraction, Fraction] = (Fraction(5, 4), Fraction(3, 2))
     fails: int = -1  # the operation that fails
 
-    name = "fake"
+    name = "cpu"
 
     def __post_init__(self) -> None:
         self._now = self._begun = 0

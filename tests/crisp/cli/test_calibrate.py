@@ -55,6 +55,9 @@ def test_mistakes_are_told_before_anything_is_measured(
         (("--seconds", "0"), "error: seconds 0: must be above 0"),
         (("--device", "cdu"), "error: unknown device 'cdu'"),
         (("--threads", "0"), "error: threads 0: must be at least 1"),
+        (("--threads", 2**31), "error: threads 2147483648: must be at least 1 and at most 1024"),
+        (("--link-limit", "0.5B/s"), "error: --link-limit: '0.5B/s' is less than 1 byte a second"),
+        (("--link-limit", "1kB/s"), "error: link limit 1000: it would take 136,249 seconds"),
         (("--link-limit", "fast"), "error: --link-limit: 'fast' is not a size"),
         (("--out", tmp_path / "no" / "x.toml"), "error: --out"),
     ]:
@@ -62,3 +65,16 @@ def test_mistakes_are_told_before_anything_is_measured(
         assert (done.code, done.out) == (2, "")
         assert done.err.startswith(line)
     assert opened == []
+
+
+def test_a_link_too_slow_for_the_time_is_told(
+    crisp: Callable, opened: list[Options], tmp_path: Path
+) -> None:
+    """Half a pool of 128 MB and 6 x (1 + 2 + 4) blocks of 196,608 bytes: 136 MB."""
+    line = ("calibrate", "--store", tmp_path, "--seconds", "0.2")
+    assert crisp(*line, "--out", tmp_path / "x.toml", "--link-limit", "1GB/s").err == ""
+    done = crisp(*line, "--out", tmp_path / "y.toml", "--link-limit", "200MB/s")
+    assert (done.code, done.err) == (
+        0,
+        "--link-limit 200MB/s: to load everything once takes 1 seconds, more than --seconds 0.2\n",
+    )

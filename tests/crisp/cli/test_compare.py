@@ -1,14 +1,16 @@
-"""crisp compare: two runs of one case, here of two simulated machines."""
+"""crisp compare: two runs of one case, here of two simulated machines, one of which is said to be
+measured."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from crisp.run import load, save
+from crisp.run import Run, load, save
 
 RUN = ("--policy", "lru", "--budget", "30%")
 
@@ -23,7 +25,12 @@ def runs(crisp: Callable, trace: Path, tmp_path: Path) -> tuple[Path, Path]:
             "simulate", trace, *RUN, "--hardware", hardware, "--json", file, "--timeline", timeline
         )
         assert done.code == 0, done.err
+    save(as_measured(load(files[1])[0]), files[1])
     return files
+
+
+def as_measured(run: Run) -> Run:
+    return replace(run, settings=run.settings | {"engine": "hw"})
 
 
 def test_the_figures_stand_side_by_side(crisp: Callable, runs: tuple[Path, Path]) -> None:
@@ -59,6 +66,24 @@ def test_without_timelines_events_are_not_compared(
     )
 
 
+def test_a_timeline_that_another_run_left_beside_is_left_out(
+    crisp: Callable, trace: Path, runs: tuple[Path, Path]
+) -> None:
+    stale = runs[0].with_suffix(".parquet")
+    again = ("--policy", "fo", "--budget", "30%", "--timeline", stale)
+    assert crisp("simulate", trace, *again).code == 0
+    done = crisp("compare", *runs)
+    told = f"{stale}: is of another run than {runs[0]}, or was changed"
+    assert (done.code, done.err) == (0, f"{told}; timelines are left out\n")
+    assert "no timelines were given" in done.out
+    drawn = crisp("compare", *runs, "--perfetto", "-")
+    assert (drawn.code, drawn.out, drawn.err) == (2, "", f"error: {told}\n")
+    stale.write_text("something else")
+    assert crisp("compare", *runs).err == (
+        f"{stale}: is not a parquet file; timelines are left out\n"
+    )
+
+
 def test_both_timelines_are_drawn(crisp: Callable, runs: tuple[Path, Path], tmp_path: Path) -> None:
     file = tmp_path / "both.json"
     assert crisp("compare", *runs, "--perfetto", file).code == 0
@@ -75,13 +100,20 @@ def test_mistakes_are_told_in_a_line(
 ) -> None:
     other = tmp_path / "other.json"
     assert crisp("simulate", trace, *RUN, "--batch", "2", "--json", other).code == 0
+    simulated = tmp_path / "simulated.json"
+    simulated.write_text(other.read_text())
+    save(as_measured(load(other)[0]), other)
     save(load(runs[0]) * 2, tmp_path / "two.json")
+    timelines = [file.with_suffix(".parquet") for file in runs]
     for arguments, line in [
         ((runs[0], other), "error: the runs are not of the same case: batch is 1 and 2"),
         ((runs[0], tmp_path / "two.json"), f"error: {tmp_path / 'two.json'}: holds 2 runs"),
         ((runs[0], tmp_path / "no.json"), f"error: {tmp_path / 'no.json'}: cannot be read"),
         ((*runs, "--timelines", runs[0], runs[1]), f"error: {runs[0]}: is not a parquet file"),
         ((*runs, "--perfetto", runs[0]), "error: --perfetto"),
+        ((*reversed(runs),), f"error: {runs[1]}: is a measured run, expected a simulated one"),
+        ((runs[0], simulated), f"error: {simulated}: is a simulated run, expected a measured one"),
+        ((*runs, "--timelines", *reversed(timelines)), f"error: {timelines[1]}: is of another run"),
     ]:
         done = crisp("compare", *arguments)
         assert (done.code, done.out) == (2, "")

@@ -10,14 +10,21 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import hw.disk
+import hw.options
+import hw.telemetry
 from crisp.cli.doctor import EXTRAS
+from crisp.energy import Probe
+from hw.options import DEVICES
 from tests.crisp.cli.test_interrupt import ROOT, interrupted
+from tests.hw.test_metering import FakeMeter
 
 
 @pytest.fixture(autouse=True)
@@ -36,15 +43,16 @@ def test_everything_has_a_line_and_what_is_missing_a_remedy(
     crisp: Callable, tmp_path: Path
 ) -> None:
     found = told(crisp, tmp_path)
-    assert list(found) == [
-        "python", "cpu", "memory", "device cpu", "device cuda", "device unified", "O_DIRECT",
-        "read speed", "meter RAPL", "extra hf", "extra eval", "extra gpu", "extra jetson",
+    assert [what for what in found if what.split()[0] != "gpu"] == [
+        "python", "cpu", "memory", *(f"device {name}" for name in DEVICES), "O_DIRECT",
+        "read speed", *(f"meter {meter.name}" for meter in hw.telemetry.meters()),
+        *(f"extra {extra}" for extra in EXTRAS),
     ]  # fmt: skip
-    for what, finding in found.items():
-        planned = what in ("device cuda", "device unified")
-        assert finding["ok"] or finding["remedy"] or planned, finding
+    for finding in found.values():
+        assert finding["ok"] or finding["remedy"], finding
         assert not (finding["ok"] and finding["remedy"]), finding
-        assert not planned or (not finding["ok"] and finding["found"] == "is not built yet")
+    for name in DEVICES:
+        assert found[f"device {name}"]["meter"] == hw.telemetry.chosen(name).name
     assert found["cpu"]["cores"] == 1  # that the fixture allows
     assert found["read speed"]["bytes_per_second"] > 0
     assert list(tmp_path.iterdir()) == []
@@ -91,10 +99,10 @@ def test_a_disk_that_refuses_o_direct(
 def test_a_full_disk_is_a_finding(
     crisp: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(file: int, data: memoryview) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(dir: Path, buffering: int) -> Any:
+        return Path("/dev/full").open("wb", buffering=buffering)
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(hw.disk.tempfile, "TemporaryFile", full)
     found = told(crisp, tmp_path)
     for what in ("O_DIRECT", "read speed"):
         assert not found[what]["ok"]
@@ -112,6 +120,109 @@ def test_a_missing_extra_is_named_with_its_command(
     assert found["extra jetson"]["missing"] == ["jetson-stats"]
     assert found["extra jetson"]["remedy"] == "pip install '.[jetson]' in the checkout"
     assert found["device cpu"]["found"] == "needs torch"
+
+
+class Cuda:
+    """What torch knows of a machine with these GPUs."""
+
+    def __init__(self, *gpus: SimpleNamespace) -> None:
+        self.gpus = gpus
+
+    def is_available(self) -> bool:
+        return bool(self.gpus)
+
+    def device_count(self) -> int:
+        return len(self.gpus)
+
+    def get_device_properties(self, number: int) -> SimpleNamespace:
+        return self.gpus[number]
+
+
+def torch_of(*gpus: SimpleNamespace, cuda: str | None = "12.8") -> SimpleNamespace:
+    return SimpleNamespace(
+        __version__="2.13.0", version=SimpleNamespace(cuda=cuda), cuda=Cuda(*gpus)
+    )
+
+
+@pytest.fixture
+def has_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Lets doctor find this module as torch, and all others that it asks for; three devices."""
+    monkeypatch.setattr("crisp.cli.doctor.find_spec", lambda module: module)
+    monkeypatch.setattr(hw.options, "DEVICES", ("cpu", "cuda", "unified"))
+
+    def give(torch: Any) -> None:
+        def need(module: str) -> Any:
+            if isinstance(torch, Exception):
+                raise torch
+            return torch
+
+        monkeypatch.setattr("crisp.adapter.need", need)
+
+    return give
+
+
+def test_gpus_as_torch_sees_them(crisp: Callable, tmp_path: Path, has_torch: Callable) -> None:
+    card = SimpleNamespace(
+        name="NVIDIA GeForce RTX 4090", total_memory=25_300_000_000, major=8, minor=9,
+        multi_processor_count=128, uuid="1a-2b", is_integrated=0,
+    )  # fmt: skip
+    board = SimpleNamespace(
+        name="Orin", total_memory=32_000_000_000, major=8, minor=7, multi_processor_count=14,
+        is_integrated=1,
+    )  # fmt: skip
+    has_torch(torch_of(card, board))
+    found = told(crisp, tmp_path)
+    assert found["gpu 0"]["found"] == (
+        "NVIDIA GeForce RTX 4090, 25.3 GB of memory, its own; compute capability 8.9, 128 "
+        "multiprocessors; torch 2.13.0, for CUDA 12.8"
+    )
+    assert (found["gpu 0"]["uuid"], found["gpu 0"]["capability"]) == ("1a-2b", "8.9")
+    assert "32 GB of memory, shared with the processor;" in found["gpu 1"]["found"]
+    assert found["gpu 1"]["uuid"] is None
+    for name in ("cpu", "cuda", "unified"):
+        assert found[f"device {name}"]["ok"]
+
+
+@pytest.mark.parametrize(
+    ("torch", "why", "remedy"),
+    [
+        (torch_of(cuda=None), "torch 2.13.0 is built without CUDA", "a build for CUDA"),
+        (torch_of(), "torch 2.13.0, for CUDA 12.8, sees none", "nvidia-smi"),
+        (OSError("libcudart.so: no such file"), "cannot be imported: libcudart.so", "anew"),
+    ],
+)
+def test_a_torch_that_sees_no_gpu_is_told_with_a_remedy(
+    crisp: Callable, tmp_path: Path, has_torch: Callable, torch: Any, why: str, remedy: str
+) -> None:
+    has_torch(torch)
+    found = told(crisp, tmp_path)
+    assert why in found["gpu"]["found"]
+    assert remedy in found["gpu"]["remedy"]
+    for name in ("cuda", "unified"):
+        assert found[f"device {name}"]["found"] == "needs a GPU"
+        assert found[f"device {name}"]["remedy"] == "torch must see it: see gpu"
+    assert found["device cpu"]["ok"]
+
+
+def test_what_every_meter_says_and_whose_joules_a_device_has(
+    crisp: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Locked(FakeMeter):
+        name = "locked"
+
+        def probe(self) -> Probe:
+            return Probe(self.name, "permission denied", "sudo it")
+
+    pytest.importorskip("torch")
+    meters = {"cpu": Locked(), "cuda": FakeMeter(), "unified": FakeMeter()}
+    monkeypatch.setattr(hw.telemetry, "meters", lambda: (meters["cpu"], meters["cuda"]))
+    monkeypatch.setattr(hw.telemetry, "chosen", meters.__getitem__)
+    found = told(crisp, tmp_path)
+    assert found["meter fake"]["found"] == "readable: fake"
+    assert found["meter locked"]["found"] == "permission denied"
+    assert found["meter locked"]["remedy"] == "sudo it"
+    assert found["device cpu"]["meter"] == "locked"
+    assert found["device cpu"]["found"].endswith("; joules by locked, which cannot be read")
 
 
 def test_a_store_is_read_in_place_of_a_temporary_file(
@@ -139,7 +250,12 @@ def test_mistakes_are_told_in_a_line(crisp: Callable, tmp_path: Path) -> None:
 
 def test_ctrl_c_leaves_no_file(tmp_path: Path) -> None:
     def writing(process: int) -> bool:
-        return any(tmp_path.glob(".crisp-*"))
+        """It has a file there; one without a name is a link to ``DIR/#NUMBER (deleted)``."""
+        for link in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):  # closed since
+                if str(link.readlink()).startswith(f"{tmp_path}/"):
+                    return True
+        return False
 
     assert interrupted(["doctor"], tmp_path, writing) == "interrupted\n"
     assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ import pytest
 
 from crisp.cli.explain import account, one_run
 from crisp.run import Run, load, save
+from tests.crisp.runs import whole
 
 
 def run(kind: str = "discrete", **metrics: float) -> Run:
@@ -26,25 +27,7 @@ def run(kind: str = "discrete", **metrics: float) -> Run:
         "link_busy": 0.5,
         "compute_busy": 0.4,
     }
-    settings = {
-        "trace": {"rows": 1000},
-        "policy": {
-            "name": "lru",
-            "width": "full",
-            "order": "fifo",
-            "cache": "lru",
-            "scope": "layer",
-            "unit": "expert",
-            "prefetch": "none",
-        },
-        "budget": {"asked": "10%"},
-        "hardware": {"name": "box", "kind": kind},
-        "model": {"name": "moe", "n_layers": 6, "bits": "17/4"},
-        "phase": "decode",
-        "batch": 1,
-        "granularity": "expert",
-    }
-    return Run(settings, values | metrics, {}, {})
+    return whole({"hardware": {"name": "box", "kind": kind}}, **values | metrics)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +119,7 @@ def test_a_run_that_is_not_there(crisp: Callable, tmp_path: Path, number: int) -
     )
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1}', "\0"])
+@pytest.mark.parametrize("text", ["", "{}", "[]", "[1]", '{"version": NaN}', "\0", "[" * 10**5])
 def test_what_is_no_run(crisp: Callable, tmp_path: Path, text: str) -> None:
     (tmp_path / "no.json").write_text(text)
     done = crisp("explain", tmp_path / "no.json")

@@ -12,12 +12,15 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra hf")
 pytest.importorskip("transformers", reason="needs the extra hf")
 
+import hw.metering
+import hw.telemetry
 from crisp.loading import load
 from crisp.trace import RoutingTrace
 from hw.options import Options
 from hw.packing import pack
 from tests.crisp.cli.conftest import Done
 from tests.hw.test_generate import Breaking, fails, interrupts
+from tests.hw.test_metering import FakeMeter
 
 MODEL = Path(__file__).parents[3] / "traces" / "tiny-mixtral"
 PROMPT = "In the beginning of the journey, there was"
@@ -60,6 +63,25 @@ def test_text_then_a_summary(crisp: Crisp, store: Path, text: str) -> None:
     assert parts == ["tokens/s", "ms to the first", "MB/token", "% hits", "J/token"]
 
 
+def test_it_is_written_again_for_its_joules(
+    crisp: Crisp, store: Path, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10, 12 and 11 J are 11 ± 2.48."""
+    fake = FakeMeter(5, 10, 5, 12, 5, 11)
+    monkeypatch.setattr(hw.telemetry, "chosen", {"cpu": fake}.__getitem__)
+    monkeypatch.setattr(hw.metering.time, "sleep", lambda seconds: None)
+    file = tmp_path / "r.json"
+    done = crisp(*line(store, "--json", file, "--energy-within", "23%"))
+    assert (done.code, done.err) == (0, "")
+    assert done.out.count(text) == 1
+    last = done.out.splitlines()[-1]
+    assert last.startswith("energy measured, from fake: ")
+    assert last.endswith("above rest; means of 3 runs and their 95 % intervals: within 23 %")
+    run = json.loads(file.read_text())
+    assert run["metrics"]["energy_j_per_token"] == pytest.approx(11 / run["metrics"]["tokens"])
+    assert run["provenance"]["energy"]["repeats"]["runs"] == 3
+
+
 def test_files(crisp: Crisp, store: Path, text: str, tmp_path: Path) -> None:
     names = {"json": "r.json", "timeline": "t.parquet", "perfetto": "p.json", "record": "own"}
     asked = [part for key, name in names.items() for part in (f"--{key}", tmp_path / name)]
@@ -95,7 +117,8 @@ def test_data_on_standard_output_sends_text_to_standard_error(
          "a number of bytes"),
         (["--json", "x", "--record", "x"], "--record: --json goes to x already"),
         (["--record", "-"], "--record -: a file name was expected"),
-        (["--device", "cpuu"], "unknown device 'cpuu'; did you mean 'cpu'? known: cpu"),
+        (["--device", "cpuu"], "unknown device 'cpuu'; did you mean 'cpu'? known: cpu, "
+         "cuda, unified"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(crisp: Crisp, store: Path, more: list[str], told: str) -> None:

@@ -51,8 +51,7 @@ def interrupted(arguments: list[str], cwd: Path, begun: Callable[[int], bool]) -
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=DEADLINE)
         assert out == ""
-        # Python ends by the signal itself if it came while a string was being executed
-        assert process.returncode in (130, -signal.SIGINT)
+        assert process.returncode == 130
         return str(err)
     finally:
         if process.poll() is None:
@@ -100,6 +99,68 @@ def test_one_run_leaves_no_file(long: Path, tmp_path: Path) -> None:
 
     assert interrupted([*line, *files], tmp_path, writing) == "interrupted\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["one run", "a table", "pack"])
+def test_sigterm_ends_it_as_ctrl_c_does(long: Path, tmp_path: Path, command: str) -> None:
+    """Unlike a terminal's Ctrl-C it comes to the command alone."""
+    line = ["simulate", str(long), "--policy", "lru", "--budget", "30%", "--json", "r.json"]
+    line += ["--timeline", "t.parquet"]
+    if command == "a table":
+        line = ["simulate", str(long), "--policy", "lru,crisp", "--budget", "10%,30%"]
+    if command == "pack":
+        pytest.importorskip("xxhash")
+        line = ["pack", "--synthetic", "olmoe-1b-7b", "--out", "store"]
+    process = started(line, tmp_path)
+    begun = (lambda: workers(process.pid)) if command == "a table" else (
+        lambda: [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size]
+    )  # fmt: skip
+    try:
+        wait_for(lambda: bool(begun()))
+        process.terminate()
+        out, err = process.communicate(timeout=DEADLINE)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode, out, err) == (143, "", "terminated\n")
+    wait_for(lambda: not members(process.pid))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_parents_wish_that_sigterm_be_ignored_is_kept(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, crisp.cli.main as own\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "own._run = lambda given: os.kill(os.getpid(), signal.SIGTERM) or 0\n"
+        "own.main([])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "exec('strike()', {'strike': strike})",  # as a dataclass is made
+        "type('Made', (), {'part': type('Part', (), {'__set_name__': strike})()})",
+    ],
+)
+def test_ctrl_c_at_odd_moments_has_the_same_exit_code(tmp_path: Path, run: str) -> None:
+    """Python itself would end by the signal, or (3.11) make another error of it."""
+    (tmp_path / "own.py").write_text(
+        "import os, signal, time, crisp.cli.main as main\n"
+        "def strike(*arguments):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(9)\n"
+        f"main._run = lambda given: {run}\n"
+        "main.main([])"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "own"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_a_table_stops_its_workers(long: Path, tmp_path: Path) -> None:

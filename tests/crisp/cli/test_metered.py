@@ -10,7 +10,10 @@ import pytest
 
 import hw.metering
 import hw.telemetry
+from crisp.compare import read_rows
 from crisp.run import load, save
+from crisp.timeline import STEP
+from tests.crisp.cli.conftest import Done
 from tests.crisp.cli.toy import CONFIG
 from tests.hw.test_metering import FakeMeter
 
@@ -18,27 +21,44 @@ pytest.importorskip("torch")
 
 
 @pytest.fixture
-def measured(crisp: Callable, trace: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Replays the toy trace with more options; the file of the run."""
+def replayed(crisp: Callable, trace: Path, tmp_path: Path) -> Callable[..., Done]:
+    """Replays the toy trace with more options, into run.json."""
     config, store, file = tmp_path / "config.json", tmp_path / "store", tmp_path / "run.json"
     config.write_text(json.dumps(CONFIG))
     assert crisp("pack", "--synthetic", config, "--out", store).code == 0
 
-    def run(*options: object) -> Path:
-        done = crisp(
+    def run(*options: object) -> Done:
+        done: Done = crisp(
             "replay", trace, "--store", store, "--policy", "lru", "--budget", "30%", "--json",
             file, *options,
         )  # fmt: skip
-        assert done.code == 0, done.err
-        return file
+        return done
 
     return run
 
 
+@pytest.fixture
+def measured(replayed: Callable[..., Done], tmp_path: Path) -> Callable[..., Path]:
+    """The same, of runs that succeed; the file."""
+
+    def run(*options: object) -> Path:
+        done = replayed(*options)
+        assert done.code == 0, done.err
+        return tmp_path / "run.json"
+
+    return run
+
+
+def metered(monkeypatch: pytest.MonkeyPatch, fake: FakeMeter) -> FakeMeter:
+    """Let runs on the cpu have this meter, and no rest take time."""
+    monkeypatch.setattr(hw.telemetry, "chosen", {"cpu": fake}.__getitem__)
+    monkeypatch.setattr(hw.metering.time, "sleep", lambda seconds: None)
+    return fake
+
+
 def test_joules_of_a_meter(measured: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake one's windows last a second: 12 J, of which the idle machine draws 5."""
-    monkeypatch.setattr(hw.telemetry, "meters", lambda: (FakeMeter(5, 12),))
-    monkeypatch.setattr(hw.metering.time, "sleep", lambda seconds: None)
+    metered(monkeypatch, FakeMeter(5, 12))
     run = load(measured("--link-limit", "200MB/s"))[0]
     assert run.settings["device"]["link_limit"] == 200_000_000
     tokens = run.metrics["tokens"]
@@ -53,12 +73,67 @@ def test_joules_of_a_meter(measured: Callable[..., Path], monkeypatch: pytest.Mo
 def test_a_meter_that_cannot_be_read_is_a_reason(
     measured: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hw.telemetry, "meters", lambda: (FakeMeter(reason="locked away"),))
-    run = load(measured())[0]
+    metered(monkeypatch, FakeMeter(reason="locked away"))
+    run = load(measured("--energy-within", "5%"))[0]
     for name in ("energy_j_per_token", "energy_net_j_per_token"):
         assert run.metrics[name] is None
         assert run.unavailable[name] == "locked away"
     assert run.provenance["energy"] is None
+
+
+def test_runs_are_repeated_until_the_interval_is_narrow(
+    replayed: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10, 12 and 11 J above 5 of rest, so 11 ± 2.48: within 23 % of 11, not of the 6 above rest."""
+    fake = metered(monkeypatch, FakeMeter(5, 10, 5, 12, 5, 11, off=0.1))
+    timeline = tmp_path / "run.parquet"
+    done = replayed("--energy-within", "23%", "--limit", 11, "--timeline", timeline)
+    assert (done.code, done.err) == (0, "")
+    assert fake.joules == []
+    table, *rest = done.out[done.out.index("J/token: ") :].splitlines()
+    assert table == "J/token: measured, from fake"
+    assert rest == [
+        "lru at 30%: 1.00 ± 0.23 J/token, of it 0.55 ± 0.23 above rest; means of 3 runs and their "
+        "95 %",
+        "        intervals: within 23 %",
+    ]
+    run = load(tmp_path / "run.json")[0]
+    assert run.metrics["energy_j_per_token"] == pytest.approx(1)
+    assert run.metrics["energy_net_j_per_token"] == pytest.approx(6 / 11)
+    repeats = run.provenance["energy"]["repeats"]
+    assert repeats["half_width_j_per_token"] == pytest.approx(2.48414 / 11, rel=1e-5)
+    assert (repeats["runs"], repeats["reached"]) == (3, True)
+    assert [one["joules"] for one in repeats["each"]] == pytest.approx([10, 12, 11])
+    # all else is the first run's, as is the timeline
+    assert repeats["each"][0]["total_ns"] == run.metrics["total_ns"]
+    assert len({one["total_ns"] for one in repeats["each"]}) > 1
+    steps = read_rows(timeline)[:, STEP]
+    assert steps[-1] == 10
+    assert sorted(steps) == list(steps)
+
+
+def test_ctrl_c_ends_the_repeats_and_leaves_what_was_measured(
+    replayed: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(FakeMeter):
+        def start(self) -> None:
+            if not self.joules:
+                raise KeyboardInterrupt
+            super().start()
+
+    metered(monkeypatch, Interrupted(5, 10, 5, 12, off=5))
+    done = replayed("--energy-repeats", 9, "--budget", "30%,50%")
+    assert (done.code, done.err) == (130, "interrupted\n")
+    assert "means of 2 runs and their 95 %" in done.out
+    assert "a window of 1 s is short for this meter" in done.out
+    (run,) = load(tmp_path / "run.json")
+    assert run.provenance["energy"]["repeats"]["ended"] == "interrupted"
+
+
+def test_a_wrong_share_is_told_before_the_work(replayed: Callable[..., Done]) -> None:
+    done = replayed("--energy-within", "5")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "error: --energy-within 5: expected a share of the mean, such as 5%\n"
 
 
 def test_a_power_model_only_if_asked_for(

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import pytest
 from crisp.cli.lists import split_list
 from crisp.cli.tables import numbers
 from crisp.errors import CrispError
+from crisp.measured_cost import Curve, Geometry, Grid, Tables
+from crisp.measured_profile import SECTIONS, to_toml
+from crisp.model import ModelSpec
 from crisp.run import load
 from crisp.trace import RoutingTrace
 from sim.hardware import profile
-from tests.crisp.cli.toy import toy_trace
+from tests.crisp.cli.toy import CONFIG, toy_trace
 
 
 def told(done: object) -> str:
@@ -386,3 +390,26 @@ def test_numbers_of_a_column_have_the_same_decimals(
     values: list[float | None], shown: list[str]
 ) -> None:
     assert numbers(values) == shown
+
+
+def test_a_profile_of_another_kind_of_store_is_refused(
+    crisp: Callable, trace: Path, tmp_path: Path
+) -> None:
+    """Sizes are the same, and times are not: fp16 for bf16."""
+    spec = ModelSpec.from_config(CONFIG, "toy")
+    store, machine = tmp_path / "store", tmp_path / "here.toml"
+    store.mkdir()
+    one = Curve((1,), (Fraction(9),))
+    own = replace(Geometry.of(spec), dtype="bf16")
+    grid = Grid((1,), (1,), ((Fraction(5),),))
+    tables = Tables(own, one, grid, one, slow_load=Fraction(1), slow_compute=Fraction(1))
+    machine.write_text(to_toml("disk", None, "no", tables, dict.fromkeys(SECTIONS, "here")))
+    line = ("simulate", trace, "--policy", "fo", "--budget", "30%", "--hardware", machine)
+    for dtype, code in (("bf16", 0), ("fp16", 2)):
+        (store / "store.json").write_text(json.dumps({"spec": spec.to_dict(), "dtype": dtype}))
+        done = crisp(*line, "--model", store)
+        assert done.code == code, done.err
+    assert done.err == (
+        "error: hardware profile here: was calibrated with dtype bf16, but the store has fp16; "
+        "calibrate with that store\n"
+    )

@@ -1,0 +1,132 @@
+"""Energy counters: what they have gained, however often they begin anew, if none is set back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from crisp.energy import Reading
+from hw.telemetry.sampler import Sampled, Unreadable
+
+
+@dataclass(frozen=True)
+class Counter:
+    """One counter of energy, in units of 1/``per_joule`` J.
+
+    spans: after which it may start again at 0; of several, the first above its value holds.
+    most_watts: what it counts never draws more. How soon it may begin anew, how fast it rises.
+    """
+
+    name: str
+    read: Callable[[], int]  # may raise Unreadable
+    spans: tuple[int, ...]
+    per_joule: int
+    most_watts: int
+    always: bool = True  # draws power, whatever is done; else a counter may stand still
+
+    def gain(self, old: int, new: int, elapsed: int, slack: int) -> int:
+        """From one reading to the next, ``elapsed`` ns later, give or take ``slack``.
+
+        Raises `Unreadable` where that cannot be told.
+        """
+        span = next((span for span in self.spans if old < span), self.spans[-1])
+        gain = new - old if new >= old else new + span - old
+        if elapsed / 1e9 > self.spans[0] / self.per_joule / self.most_watts:
+            raise Unreadable(
+                f"{self.name}: was not read for {elapsed / 1e9:.3g} s, in which it may have begun "
+                "anew more than once"
+            )
+        if not 0 <= gain <= self.most_watts * self.per_joule * (elapsed + slack) / 1e9:
+            raise Unreadable(
+                f"{self.name}: rose by {gain / self.per_joule:.3g} J in {elapsed / 1e9:.3g} s, "
+                f"more than {self.most_watts} W: its counter was set back"
+            )
+        return gain
+
+
+class CounterWindow:
+    """The sum of some counters, each of a part that no other counts."""
+
+    def __init__(
+        self,
+        source: Callable[[list[str]], str],
+        method: str,
+        counters: list[Counter],
+        update: int,
+        meter: Sampled,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """source: what to call counters of these names; update: a counter is renewed at least so
+        often, ns; close: lets go of them.
+        """
+        self.close = close
+        self._named, self._method, self._counters, self._update = source, method, counters, update
+        self._interval, self._clock = meter.interval, meter.clock
+        self._values: list[int] = []
+        self._gained = [0] * len(counters)
+        self._reason: str | None = None
+        self._samples = self._first = self._last = 0
+        self._longest = self._slowest = 0  # from one sample to the next; reading all of them
+
+    @property
+    def source(self) -> str:
+        """All of them."""
+        return self._named([counter.name for counter in self._counters])
+
+    def sample(self) -> None:
+        """Read all counters once and add what they have gained."""
+        if self._reason is not None:
+            return
+        before = self._clock()
+        try:
+            values = [counter.read() for counter in self._counters]
+        except Unreadable as error:
+            self._reason = f"a counter was lost during the run: {error.reason}"
+            return
+        now = self._clock()
+        self._slowest = max(self._slowest, now - before)
+        if self._samples:
+            elapsed, slack = now - self._last, self._slowest + self._update
+            self._longest = max(self._longest, elapsed)
+            for place, counter in enumerate(self._counters):
+                try:
+                    gain = counter.gain(self._values[place], values[place], elapsed, slack)
+                except Unreadable as error:
+                    self._reason = error.reason
+                    return
+                self._gained[place] += gain
+        else:
+            self._first = now
+        self._values, self._last = values, now
+        self._samples += 1
+
+    def reading(self) -> Reading:
+        """The sum. Of counters that stand still, one that always draws refuses it; others are not
+        named.
+        """
+        pairs = list(zip(self._counters, self._gained, strict=True))
+        reason = self._reason
+        length = self._last - self._first
+        if reason is None and length <= self._update:
+            reason = (
+                f"a window of {length / 1e9:.3g} s is too short: "
+                f"counters move every {self._update / 1e9:.3g} s"
+            )
+        for counter, gain in pairs:
+            if reason is None and counter.always and not gain:
+                reason = f"{counter.name}: its counter did not move, so it counts nothing here"
+        joules = None
+        if reason is None:
+            joules = sum(gain / counter.per_joule for counter, gain in pairs)
+        moved = [counter.name for counter, gain in pairs if gain]
+        blurred = 2 * (self._update + self._slowest)  # at the ends
+        return Reading(
+            joules=joules,
+            reason=reason,
+            source=self.source if joules is None else self._named(moved),
+            method=f"{self._method}, read every {self._interval:g} s, "
+            f"at most {self._longest / 1e9:.3g} s apart",
+            samples=self._samples,
+            window_ns=length,
+            uncertainty_j=joules * blurred / length if joules is not None and length else None,
+        )

@@ -1,0 +1,183 @@
+"""NVML: what NVIDIA's driver counts or measures of a GPU, through the binding nvidia-ml-py.
+
+Of three ways the first that the GPU supports: its energy counter (since Volta); its power now, of
+the field NVML_FI_DEV_POWER_INSTANT (since Ampere); its power as ``nvmlDeviceGetPowerUsage`` tells,
+on recent GPUs a mean of the last second, which blurs the ends of a window. All are of the board.
+
+GPUs go by UUID, for their numbers differ between NVML and CUDA.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from hw.telemetry.counting import Counter, CounterWindow
+from hw.telemetry.sampler import PowerWindow, Sampled, Unreadable, Window
+
+INTERVAL = 0.05  # seconds between samples
+UPDATE_NS = 100_000_000  # counter and field are renewed every 10 to 100 ms
+MEAN_NS = 1_000_000_000  # of the average power
+MOST_WATTS = 3000  # no GPU draws more
+# Of the counter, in mJ: 64 bits by its type, but a driver that keeps 32 is believed as well.
+SPANS = (2**32, 2**64)
+POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT, mW
+
+# NVML's error codes (nvml.h)
+NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND = 3, 4, 13
+_OTHER_WAY = (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND)  # this way is shut; the next may do
+_REMEDIES = {
+    NOT_SUPPORTED: "this GPU has no meter; on a Jetson its sensors are read instead (INA3221)",
+    NO_PERMISSION: "run as root, or let the administrator of this machine open it to you",
+    6: "nvidia-smi -L lists the UUIDs there are",  # NOT_FOUND
+    9: "load NVIDIA's driver: sudo modprobe nvidia",  # DRIVER_NOT_LOADED
+    12: "install NVIDIA's driver; in a container: docker run --gpus all",  # LIBRARY_NOT_FOUND
+    FUNCTION_NOT_FOUND: "install a newer driver",
+    15: "restart the machine; dmesg | grep Xid says what happened",  # GPU_IS_LOST
+    16: "restart the machine",  # RESET_REQUIRED
+    18: "restart the machine: its driver was updated while loaded",  # LIB_RM_VERSION_MISMATCH
+}
+_NO_BINDING = "pip install nvidia-ml-py (or '.[gpu]' in the checkout)"
+
+
+class Nvml(Sampled):
+    """See `crisp.energy.Meter`. One GPU."""
+
+    def __init__(
+        self,
+        uuid: str | None = None,
+        interval: float = INTERVAL,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """uuid: of the GPU; None: the only one there is. interval: seconds; clock: ns."""
+        super().__init__(interval, clock)
+        self.name = "NVML" if uuid is None else f"NVML {uuid}"
+        self._uuid = uuid
+
+    def open(self) -> Window:
+        """The best way to read this GPU."""
+        nvml = _begun()
+        end = partial(_end, nvml)
+        try:
+            with _errors(nvml):
+                return self._best(nvml, end)
+        except Unreadable:
+            end()
+            raise
+
+    def _best(self, nvml: Any, end: Callable[[], None]) -> Window:
+        handle = self._handle(nvml)
+        gpu = f"NVML {nvml.nvmlDeviceGetName(handle)} ({nvml.nvmlDeviceGetUUID(handle)})"
+        count = partial(_asked, nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+        instant = partial(_watts, nvml, partial(_instant, nvml), handle)
+        average = partial(_watts, nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+        counter = Counter(gpu, count, SPANS, 1000, MOST_WATTS)
+        method = "average power (mean of about a second)"
+        ways: tuple[tuple[str, Callable[[], object], Callable[[], Window]], ...] = (
+            (
+                "energy counter", count,
+                lambda: CounterWindow(
+                    " + ".join, "energy counter", [counter], UPDATE_NS, self, end
+                ),
+            ),
+            (
+                "instant power", instant,
+                lambda: PowerWindow(
+                    gpu, f"instant power (field {POWER_INSTANT})", instant, self, UPDATE_NS, end
+                ),
+            ),
+            (
+                "average power", average,
+                lambda: PowerWindow(gpu, method, average, self, MEAN_NS, end),
+            ),
+        )  # fmt: skip
+        refused = []
+        for _, read, window in ways:
+            try:
+                read()
+            except _Refused as error:
+                if error.code not in _OTHER_WAY:
+                    raise
+                refused.append(error)
+                continue
+            return window()
+        told = "; ".join(
+            f"{name}: {error.text}" for (name, *_), error in zip(ways, refused, strict=True)
+        )
+        raise Unreadable(f"{gpu}: {told}", refused[-1].remedy)
+
+    def _handle(self, nvml: Any) -> Any:
+        if self._uuid is not None:
+            return nvml.nvmlDeviceGetHandleByUUID(self._uuid)
+        found = nvml.nvmlDeviceGetCount()
+        if found != 1:
+            raise Unreadable(
+                f"this machine has {found} NVIDIA GPUs, and which is meant was not said",
+                "name it by its UUID; nvidia-smi -L lists them" if found else None,
+            )
+        return nvml.nvmlDeviceGetHandleByIndex(0)
+
+
+def uuids() -> tuple[str, ...]:
+    """Of all GPUs there are; `Unreadable` if NVML cannot be asked."""
+    nvml = _begun()
+    try:
+        with _errors(nvml):
+            return tuple(
+                nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))
+                for index in range(nvml.nvmlDeviceGetCount())
+            )
+    finally:
+        _end(nvml)
+
+
+class _Refused(Unreadable):
+    """What NVML answered instead."""
+
+    def __init__(self, error: Any) -> None:
+        super().__init__(f"NVML: {error}", _REMEDIES.get(error.value))
+        self.code, self.text = error.value, str(error)
+
+
+def _begun() -> Any:
+    """The binding, with NVML begun; as often, it has to be ended."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError as error:
+        raise Unreadable(f"nvidia-ml-py cannot be imported: {error}", _NO_BINDING) from error
+    with _errors(nvml):
+        nvml.nvmlInit()
+    return nvml
+
+
+def _end(nvml: Any) -> None:
+    with suppress(nvml.NVMLError):  # of a GPU that is lost, say
+        nvml.nvmlShutdown()
+
+
+@contextmanager
+def _errors(nvml: Any) -> Iterator[None]:
+    try:
+        yield
+    except nvml.NVMLError as error:
+        raise _Refused(error) from error
+
+
+def _asked(nvml: Any, read: Callable[[Any], int], handle: Any) -> int:
+    with _errors(nvml):
+        return read(handle)
+
+
+def _watts(nvml: Any, read: Callable[[Any], int], handle: Any) -> float:
+    return _asked(nvml, read, handle) / 1e3
+
+
+def _instant(nvml: Any, handle: Any) -> int:
+    field = nvml.nvmlDeviceGetFieldValues(handle, [POWER_INSTANT])[0]
+    if field.nvmlReturn:
+        raise nvml.NVMLError(field.nvmlReturn)
+    return int(field.value.uiVal)

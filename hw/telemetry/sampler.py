@@ -1,0 +1,187 @@
+"""What all meters here share: a window on a source, and a thread that looks at it often enough."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from crisp.energy import Probe, Reading
+
+STARVED = 5  # intervals: a longer gap between two samples is none that was meant
+
+
+class Unreadable(Exception):
+    """A source that cannot be read: why, and what the user can do about it."""
+
+    def __init__(self, reason: str, remedy: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.remedy = reason, remedy
+
+
+class Window(Protocol):
+    """What is read of one source between a start and a stop."""
+
+    @property
+    def source(self) -> str:
+        """What is read."""
+
+    def sample(self) -> None:
+        """Read it once more. Raises nothing: what went wrong is in the reading."""
+
+    def reading(self) -> Reading:
+        """What all samples come to."""
+
+    def close(self) -> None:
+        """Let go of the source."""
+
+
+class Sampled:
+    """See `crisp.energy.Meter`. A window is sampled when it begins, when it ends, and by a thread
+    of its own every ``interval`` seconds between.
+
+    A meter says how a window is opened; that may take a while, and is done before it begins.
+    """
+
+    name: str
+
+    def __init__(self, interval: float, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        """interval: seconds; clock: ns."""
+        self.interval, self.clock = interval, clock
+        self._window: Window | None = None
+        self._reason = "it was never started"
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> Window:
+        """A window on the source; `Unreadable` if it cannot be read now."""
+        raise NotImplementedError
+
+    def probe(self) -> Probe:
+        """Whether it can be read now."""
+        try:
+            window = self.open()
+        except Unreadable as error:
+            return Probe(self.name, error.reason, error.remedy)
+        window.close()
+        return Probe(window.source)
+
+    def start(self) -> None:
+        """Begin a window."""
+        try:
+            self._window = self.open()
+        except Unreadable as error:
+            self._window, self._reason = None, error.reason
+            return
+        self._window.sample()
+        self._ended.clear()
+        self._thread = threading.Thread(
+            target=self._serve, name=f"crisp-{self.name.lower()}", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> Reading:
+        """End the window."""
+        if self._window is None or self._thread is None:
+            return Reading(None, self._reason, self.name, "not read", samples=0, window_ns=0)
+        self._ended.set()
+        self._thread.join()
+        window, self._window, self._thread = self._window, None, None
+        self._reason = "it was not started again"
+        window.sample()
+        window.close()
+        return window.reading()
+
+    def sample(self) -> None:
+        """Look once more at the window that was begun."""
+        if self._window is not None:
+            self._window.sample()
+
+    def _serve(self) -> None:
+        while not self._ended.wait(self.interval):
+            self.sample()
+
+
+class PowerWindow:
+    """Watts, integrated by the trapezoid rule: between two samples power is taken to go straight
+    from one to the other.
+
+    Its uncertainty is what that leaves open where power keeps between the two: half their
+    difference times the time between them. In a gap of more than `STARVED` intervals, and for as
+    long as a value lags behind (``lag`` ns), power may have been anything seen in this window. One
+    of which more than half was not sampled in time says nothing, nor does one shorter than the lag.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        method: str,
+        watts: Callable[[], float],
+        meter: Sampled,
+        lag: int = 0,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """watts: may raise `Unreadable`; close: lets go of what it reads."""
+        self.source, self.close = source, close
+        self._method, self._watts, self._lag = method, watts, lag
+        self._interval, self._clock = meter.interval, meter.clock
+        self._reason: str | None = None
+        self._samples = self._first = self._last = self._longest = self._starved = 0
+        self._watt = self._highest = self._lowest = 0.0
+        self._joules = self._open_j = 0.0
+
+    def sample(self) -> None:
+        """Read the power once."""
+        if self._reason is not None:
+            return
+        try:
+            watt = self._watts()
+        except Unreadable as error:
+            self._reason = f"was lost during the run: {error.reason}"
+            return
+        now = self._clock()
+        if self._samples:
+            gap = now - self._last
+            self._longest = max(self._longest, gap)
+            self._joules += gap / 1e9 * (self._watt + watt) / 2
+            if gap > STARVED * self._interval * 1e9:
+                self._starved += gap
+            else:
+                self._open_j += gap / 1e9 * abs(self._watt - watt) / 2
+            self._highest, self._lowest = max(self._highest, watt), min(self._lowest, watt)
+        else:
+            self._first, self._highest, self._lowest = now, watt, watt
+        self._watt, self._last = watt, now
+        self._samples += 1
+
+    def reading(self) -> Reading:
+        """The integral, or why there is none."""
+        length = self._last - self._first
+        reason = self._reason or self._refused(length)
+        blurred = (self._starved + self._lag) / 1e9 * (self._highest - self._lowest)
+        return Reading(
+            joules=self._joules if reason is None else None,
+            reason=reason,
+            source=self.source,
+            method=f"{self._method}, sampled every {self._interval:g} s, "
+            f"at most {self._longest / 1e9:.3g} s apart",
+            samples=self._samples,
+            window_ns=length,
+            uncertainty_j=self._open_j + blurred if reason is None else None,
+        )
+
+    def _refused(self, length: int) -> str | None:
+        if length <= self._lag:
+            return (
+                f"a window of {length / 1e9:.3g} s is too short: "
+                f"a value is up to {self._lag / 1e9:.3g} s old"
+            )
+        if self._starved > length / 2:
+            return (
+                f"was not sampled in time for {self._starved / 1e9:.3g} s of "
+                f"{length / 1e9:.3g} s: the machine left the meter no time"
+            )
+        if self._joules <= 0:
+            return "its power was never above 0 W, so it measures nothing here"
+        return None

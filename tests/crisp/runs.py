@@ -1,0 +1,41 @@
+"""A run with all that a run file must have, to be changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from crisp.builtin import CONFIGS
+from crisp.model import ModelSpec
+from crisp.run import Run
+from crisp.run_check import COUNTS, NUMBERS
+
+SPEC = replace(
+    ModelSpec.from_config(CONFIGS["mixtral-8x7b"], "moe").first_layers(6), bits=Fraction(17, 4)
+)
+
+
+def whole(settings: dict[str, Any] | None = None, **metrics: float | None) -> Run:
+    """A simulated run of 1000 rows; ``settings`` take the place of some."""
+    values: dict[str, Any] = dict.fromkeys(COUNTS, 1) | dict.fromkeys(NUMBERS)
+    own: dict[str, Any] = {
+        "engine": "simpy",
+        "trace": {"rows": 1000},
+        "policy": {
+            "name": "lru",
+            "width": "full",
+            "order": "fifo",
+            "cache": "lru",
+            "scope": "layer",
+            "unit": "expert",
+            "prefetch": "none",
+        },
+        "budget": {"asked": "10%"},
+        "hardware": {"name": "box", "kind": "discrete"},
+        "model": SPEC.to_dict(),
+        "phase": "decode",
+        "batch": 1,
+        "granularity": "expert",
+    }
+    return Run(own | (settings or {}), values | metrics, {}, {})

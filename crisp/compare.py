@@ -146,7 +146,7 @@ def read_rows(path: Path) -> Rows:
 
     try:
         with path.open("rb") as file:
-            table = pyarrow.parquet.read_table(file)
+            table = pyarrow.parquet.read_table(file, use_threads=False)
     except OSError as error:
         raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
     except pyarrow.ArrowException as error:

@@ -47,10 +47,10 @@ def split(trace: RoutingTrace) -> tuple[RoutingTrace, RoutingTrace, str]:
     if len(ids) > 1:
         half = len(ids) // 2
         cut = int(ends[half - 1])
-        how = f"profile: the first {half} of the trace's {len(ids)} sequences; simulated: the rest"
+        how = f"profile: the first {half} of the trace's {len(ids)} sequences; run: the rest"
     else:
         cut = trace.rows // 2
-        how = f"profile: the first {cut} of the only sequence's {trace.rows} rows; simulated: rest"
+        how = f"profile: the first {cut} of the only sequence's {trace.rows} rows; run: the rest"
     if cut == 0:
         raise CrispError("the trace has a single row: nothing to split; give --profile")
     return trace.select(slice(0, cut)), trace.select(slice(cut, None)), how

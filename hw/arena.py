@@ -6,15 +6,12 @@ is taken in chunks of whole blocks, aligned to pages, so that no block lies in t
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
 from crisp.adapter import need
-from crisp.errors import CrispError
-from hw.memory import check_available
+from hw.memory import anonymous, check_available
 from hw.reading import Files
 from hw.store import Store
 from hw.streams import Streams
@@ -50,12 +47,7 @@ class Arena:
         self.chunks = []
 
     def _chunk(self, size: int) -> Any:
-        try:
-            memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise CrispError(f"{size} bytes of host memory: {error.strerror}") from error
-        with contextlib.suppress(OSError, AttributeError):  # not every kernel has them
-            memory.madvise(mmap.MADV_HUGEPAGE)
+        memory = anonymous(size, f"{size} bytes of host memory")
         chunk = need("torch").frombuffer(memory, dtype=need("torch").uint8)  # keeps the memory
         if self.pageable is None:
             self.pageable = self._streams.register(chunk)

@@ -6,7 +6,6 @@ alone while they work, and hand over to each other without a third.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from hw.arithmetic import Arithmetic
 from hw.batch import Work
 from hw.device import Copy, Done, Piece
 from hw.errors import DeviceError
-from hw.memory import check_available
+from hw.memory import anonymous, check_available
 from hw.reading import Files, Pace
 from hw.store import Store
 from hw.worker import Worker
@@ -53,13 +52,7 @@ class CpuDevice:
         check_available(size, f"a pool of {slots:,} blocks")
         self._files = Files(store)
         try:
-            try:
-                memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            except OSError as error:
-                raise CrispError(f"a pool of {slots:,} blocks: {error.strerror}") from error
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                with contextlib.suppress(OSError):  # not every kernel has them
-                    memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages for the disk to be told of
+            memory = anonymous(size, f"a pool of {slots:,} blocks")
             self._places = memoryview(memory)
             self.pool: Any = np.frombuffer(memory, np.uint8).reshape(slots, self._stride)
             self.pool[:, :: mmap.PAGESIZE] = 0  # all of it is there from now on

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import tempfile
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crisp.model import PAGE
+from hw.memory import anonymous
 from hw.reading import SIZES, direct_refused
 
 FILE_BYTES = 1 << 28  # of a temporary file
@@ -88,8 +88,10 @@ def read_speed(path: Path, seconds: float = SECONDS, progress: Progress | None =
 
 def _rate(file: int, length: int, size: int, seconds: float, direct: bool) -> float:
     """Bytes a second of requests of one size."""
-    done, offset, begin = 0, 0, time.monotonic()
-    with closing(mmap.mmap(-1, size)) as buffer:
+    done, offset = 0, 0
+    with closing(anonymous(size, "a buffer")) as buffer:
+        buffer[:] = bytes(size)  # all of it is there
+        begin = time.monotonic()
         while (took := time.monotonic() - begin) < seconds or not done:
             if not offset and not direct:
                 os.posix_fadvise(file, 0, length, os.POSIX_FADV_DONTNEED)

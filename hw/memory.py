@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,22 @@ def group_limit() -> int | None:
     """Bytes that the process's memory group (cgroup) may have; None: as many as there are."""
     limits = [limit for limit in (_number(folder / name) for folder, name, _ in _groups()) if limit]
     return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
+
+
+def anonymous(n_bytes: int, what: str) -> mmap.mmap:
+    """So much memory of the process's own, in huge pages where the kernel has them: a disk is told
+    of fewer pages then, and reads twice as fast.
+
+    Raises CrispError, naming ``what``, if the system refuses it.
+    """
+    try:
+        memory = mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise CrispError(f"{what}: {error.strerror}") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # not every kernel has them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def check_available(n_bytes: int, what: str) -> None:

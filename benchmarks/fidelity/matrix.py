@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import mmap
 import os
 import platform
 import random
@@ -30,6 +29,7 @@ from crisp.workload import split
 from hw.calibrate import calibrated
 from hw.calibration import processor
 from hw.decisions import Seen, relived, same_decisions
+from hw.memory import anonymous
 from hw.options import Options
 from hw.packing import pack_synthetic
 from hw.replay import replay
@@ -209,9 +209,7 @@ def _reread(store: Store, rows: Rows) -> int:
     """
     size, turn = store.spec.block_bytes, 0
     slots = _POOL // size
-    memory = mmap.mmap(-1, slots * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)  # as the device's pool
-    buffer = memoryview(memory)
+    buffer = memoryview(anonymous(slots * size, "a buffer"))  # as the device's pool
     buffer[:] = bytes(slots * size)  # it is there
     files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in store.files]
     place = {layer: row for row, layer in enumerate(store.spec.moe_layers)}
@@ -291,7 +289,8 @@ def _events(rows: Rows) -> npt.NDArray[np.float64]:
 def _probe(store: Store, blocks: int) -> float:
     """Plain O_DIRECT reads of so many blocks at random places: GB/s."""
     size, path = blocks * store.spec.block_bytes, store.files[0]
-    buffer, draw = memoryview(mmap.mmap(-1, size)), random.Random(0)
+    buffer, draw = memoryview(anonymous(size, "a buffer")), random.Random(0)
+    buffer[:] = bytes(size)
     file, spans = os.open(path, os.O_RDONLY | os.O_DIRECT), (path.stat().st_size - PAGE) // size
     places = [PAGE + size * draw.randrange(spans) for _ in range(max(4, 128_000_000 // size))]
     begin = time.perf_counter()

@@ -9,6 +9,8 @@ import typer
 
 from crisp.cli import flags
 
+_DISTURBED = 0.5  # spread: half of the samples lie that far apart
+
 
 def calibrate(
     store: flags.StoreFolder,
@@ -25,7 +27,9 @@ def calibrate(
             help="Time the layers of this model; without one, of a replay, which has no attention.",
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 60,
+    seconds: Annotated[
+        float, typer.Option(help="About how long to measure, opening not counted.")
+    ] = 60,
     dry_run: flags.DryRun = False,
 ) -> None:
     """Measure loads and computations on a device, as a hardware profile to simulate with."""
@@ -74,3 +78,10 @@ def calibrate(
         f"{float(done.tables.compute.ns[-1][0]) / 1e6:.3g} ms; beside the other stream they take "
         f"{float(slow[0]):.3g} and {float(slow[1]):.3g} times as long"
     )
+    spreads = dict(done.tables.spreads)
+    told = ", ".join(f"{name} {100 * spread:.2g} %" for name, spread in spreads.items())
+    print(f"half of the samples lie within: {told} of their median")
+    if max(spreads.values()) > _DISTURBED:
+        print(
+            "something else was at work: leave the machine alone and measure again", file=sys.stderr
+        )

@@ -10,6 +10,7 @@ from typing import Any
 
 from crisp.case import Conditions
 from crisp.cli.cells import Cell, Routing, Source, open_source
+from crisp.cli.words import counted
 from crisp.errors import CrispError
 from crisp.fitting import fit
 from crisp.hardware import HardwareProfile
@@ -68,7 +69,7 @@ class Setup:
         made = (
             "drawn from statistics of" if header.origin == "synthetic" else f"{header.origin} from"
         )
-        layers = f"{spec.n_layers} layers"
+        layers = counted(spec.n_layers, "layer")
         if spec.n_layers < self.whole.n_layers:
             layers = f"{spec.n_layers} of {self.whole.n_layers} layers"
         lines = {

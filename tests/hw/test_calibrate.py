@@ -28,7 +28,11 @@ SPEC = ModelSpec(
     config_hash=None,
 )  # fmt: skip
 STORE: Any = SimpleNamespace(
-    spec=SPEC, dtype="bf16", activation="silu", check=lambda spec: None, describe=lambda: {"origin": "synthetic"}
+    spec=SPEC,
+    dtype="bf16",
+    activation="silu",
+    check=lambda spec: None,
+    describe=lambda: {"origin": "synthetic"},
 )
 LAYER = Curve((1,), (Fraction(7_000),))
 

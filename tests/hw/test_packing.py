@@ -117,10 +117,10 @@ def saved(folder: Path, tensors: dict[str, Any], config: dict[str, Any]) -> Path
     return folder
 
 
-def gpt_oss(folder: Path, **changed: Any) -> Path:
+def gpt_oss(folder: Path, d_model: int = 24, **changed: Any) -> Path:
     """A tiny random one: 3 experts of 40 neurons, biases not zero."""
     config = transformers.GptOssConfig(
-        vocab_size=16, hidden_size=24, intermediate_size=40, num_hidden_layers=2, head_dim=8,
+        vocab_size=16, hidden_size=d_model, intermediate_size=40, num_hidden_layers=2, head_dim=8,
         num_attention_heads=2, num_key_value_heads=1, num_local_experts=3, num_experts_per_tok=2,
         **changed,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
-from crisp.adapter import Experts, layout  # noqa: E402
+from crisp.adapter import Experts, layout, recording  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.loading import in_groups, load, load_tokenizer  # noqa: E402
 from crisp.model import ModelSpec  # noqa: E402
@@ -49,14 +49,16 @@ def read(store: Store, layer: int, expert: int) -> tuple[Any, Any, Any, Any]:
     else:
         q = numbers.view(np.int8).astype(np.int64)
     halves = np.ascontiguousarray(raw[:, size:]).view(np.float16)
-    biases = halves[:, : 2 * spec.block * spec.biases].reshape(len(raw), -1, spec.block)
+    biases = halves[:, : 2 * spec.block * spec.biases]
+    biases = biases.reshape(len(raw), 2 * spec.biases, spec.block)
     halves = halves[:, 2 * spec.block * spec.biases :]
     scales = halves[:, : 3 * spec.block * d // 64].reshape(len(raw), 3, spec.block, -1)
     behind = halves[:, 3 * spec.block * d // 64 :]
 
     def rows(part: Any) -> Any:
         """[blocks, parts, block, ...] as [parts, neurons, ...]."""
-        return np.moveaxis(part, 0, 1).reshape(part.shape[1], -1, *part.shape[3:])
+        shape = part.shape[1], len(raw) * spec.block, *part.shape[3:]
+        return np.moveaxis(part, 0, 1).reshape(shape)
 
     whole = rows(q.reshape(len(raw), 3, spec.block, d))
     steps = np.repeat(rows(scales).astype(np.float64), 64, -1)
@@ -92,7 +94,7 @@ def test_every_weight_is_found_again_within_half_a_step(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_with_biases_transposed_and_interleaved(tmp_path: Path, dtype: str) -> None:
-    model = gpt_oss(tmp_path / "model", hidden_size=64)
+    model = gpt_oss(tmp_path / "model", d_model=64)
     store, tensors = pack(model, tmp_path / "store", dtype=dtype), original(model)
     for layer in range(2):
         own = f"model.layers.{layer}.mlp.experts."
@@ -180,7 +182,7 @@ def test_weights_too_large_for_a_scale(tmp_path: Path, dtype: str) -> None:
 
 
 def test_biases_too_large_for_float16(tmp_path: Path) -> None:
-    model = gpt_oss(tmp_path / "model", hidden_size=64)
+    model = gpt_oss(tmp_path / "model", d_model=64)
     tensors = original(model)
     tensors["model.layers.1.mlp.experts.gate_up_proj_bias"][2, 3] = 1e6
     other = saved(tmp_path / "other", tensors, json.loads((model / "config.json").read_text()))
@@ -259,22 +261,23 @@ def test_the_store_writes_what_the_model_with_its_weights_writes(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", TRAINED)
-def test_in_bfloat16_within_its_rounding(folder: Path, name: str, dtype: str) -> None:
-    """As a bf16 store; the whole model's weights are rounded once more, to bfloat16, which takes
-    another 2^-9 of each."""
+def test_in_bfloat16_within_its_rounding_where_routers_agree(
+    folder: Path, name: str, dtype: str
+) -> None:
+    """The tolerance of a bf16 store, though the whole model's weights are rounded once more, to
+    bfloat16. A router whose choice is close may choose otherwise in either: another sum."""
     pair = trained(folder, name, dtype, "bf16")
     tokens, reference = pair.reference
     made, logits = pair.generate(named("lru"), "20%")
-    compared = 0
-    for own, expected, new, row in zip(logits, reference, made.tokens, tokens, strict=True):
+    assert list(made.tokens) == tokens
+    with torch.no_grad(), recording(pair.whole) as recorder:
+        pair.whole(torch.tensor([pair.ids + tokens[:-1]]), use_cache=False)
+        routed = recorder.take().experts
+    alike = (np.sort(made.trace.experts, -1) == np.sort(routed, -1)).all((1, 2))
+    alike = alike[len(pair.ids) - 1 :]
+    assert alike.sum() >= len(alike) - 1
+    for own, expected in zip(logits[alike], reference[alike], strict=True):
         assert differ(own, expected) < BF16_ROUNDING
-        best, second = expected.topk(2).values
-        if best - second > 2 * BF16_ROUNDING * expected.abs().max():
-            assert new == row
-            compared += 1
-        if new != row:  # another text from here on
-            break
-    assert compared > 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -292,7 +295,7 @@ def test_widths_are_prefixes_of_the_rounded_weights(folder: Path, dtype: str) ->
 
 def test_weights_in_place_are_those_of_the_store(folder: Path) -> None:
     """What crisp eval measures: the numbers, and the biases as float16."""
-    model = gpt_oss(folder / "gpt-oss", hidden_size=64)
+    model = gpt_oss(folder / "gpt-oss", d_model=64)
     shutil.copy(MIXTRAL / "tokenizer.json", model)
     shutil.copy(MIXTRAL / "tokenizer_config.json", model)
     loaded = load(str(model))

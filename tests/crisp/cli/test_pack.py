@@ -39,6 +39,19 @@ def test_a_checkpoint(crisp: Crisp, tmp_path: Path) -> None:
     assert done.err == f"error: --out {out}: is not empty; a new folder was expected\n"
 
 
+def test_in_groups(crisp: Crisp, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    out = tmp_path / "store"
+    done = crisp("pack", MODEL, "--out", out, "--dtype", "int4")
+    assert (done.code, done.err) == (0, "")
+    # 48 neurons of 3 x 128 numbers in 4.25 bits are 9,792 bytes, in pages 12,288
+    assert done.out.splitlines() == [
+        f"{out}: tiny-mixtral, 4.13 MB of weights in int4",
+        "experts   8 in each of 6 MoE layers, 86 kB each",
+        "blocks    7 an expert, of 48 neurons and 12,288 bytes",
+    ]
+
+
 def test_random_weights(crisp: Crisp, tmp_path: Path) -> None:
     config = MODEL / "config.json"
     for i, spec in enumerate((MODEL, config)):

@@ -64,7 +64,7 @@ def test_the_output_states_its_conditions(crisp: Callable, trace: Path) -> None:
     )  # fmt: skip
     for words in (
         "10 decode rows (the first of 16), captured from toy",
-        "the first 2 of the trace's 4 sequences; simulated: the rest",
+        "the first 2 of the trace's 4 sequences; run: the rest",
         "mixtral-8x7b, 3 of 32 layers; experts in 4.25 bits, 93.6 MB each",
         "the routing is toy's, the sizes are mixtral-8x7b's",
         "rtx4090-pcie4",

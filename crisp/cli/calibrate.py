@@ -82,6 +82,4 @@ def calibrate(
     told = ", ".join(f"{name} {100 * spread:.2g} %" for name, spread in spreads.items())
     print(f"half of the samples lie within: {told} of their median")
     if max(spreads.values()) > _DISTURBED:
-        print(
-            "something else was at work: leave the machine alone and measure again", file=sys.stderr
-        )
+        print("note: something else was at work; leave the machine alone and measure again")

@@ -89,6 +89,8 @@ def test_what_cannot_be_had_is_null_with_a_reason(code: RoutingTrace) -> None:
         "energy_j_per_token", "energy_net_j_per_token", "ttft_ms", "prefill_tokens_per_second",
         "memory_bound_ms_per_token",
         "prefetch_useful_bytes", "prefetch_late_bytes", "prefetch_wasted_bytes",
+        "lookup_us_per_event", "queue_us_per_event", "coordination_us_per_event",
+        "lookup_us_per_token", "queue_us_per_token", "coordination_us_per_token",
     }  # fmt: skip
     assert run(code, phase="prefill").unavailable["tokens_per_second"] == "no decode rows were run"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -104,7 +105,11 @@ class TorchCuda:
         """cudaHostRegister."""
         runtime = self._cuda.cudart()
         code = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, _MAPPED)
-        return None if int(code) == 0 else str(runtime.cudaGetErrorString(code))
+        if int(code) == 0:
+            return None
+        with contextlib.suppress(RuntimeError):  # else the next kernel would be blamed for it
+            self._torch.empty(1, device=self._device).zero_()
+        return str(runtime.cudaGetErrorString(code))
 
     def unregister(self, memory: Any) -> None:
         """cudaHostUnregister; at the end of a process there may be nobody to tell."""

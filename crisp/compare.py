@@ -146,7 +146,8 @@ def read_rows(path: Path) -> Rows:
 
     try:
         with path.open("rb") as file:
-            table = pyarrow.parquet.read_table(file, use_threads=False)
+            # no threads: they may outlive the interpreter, and abort it
+            table = pyarrow.parquet.ParquetFile(file, pre_buffer=False).read(use_threads=False)
     except OSError as error:
         raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
     except pyarrow.ArrowException as error:

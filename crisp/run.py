@@ -56,17 +56,20 @@ class HostTimes:
 
 def provenance(settings: dict[str, Any], sums: Sums, energy: Energy | None) -> dict[str, Any]:
     """Which program made a run of which inputs: the hash covers trace, profile, seed and all."""
-    text = json.dumps(settings, sort_keys=True).encode()
     origin = None
     if energy is not None:  # its joules are metrics
         told = {key: value for key, value in vars(energy).items() if value is not None}
         origin = {key: value for key, value in told.items() if key not in ("gross_j", "net_j")}
     return {
         "tool": TOOL,
-        "inputs_sha256": hashlib.sha256(text).hexdigest(),
+        "inputs_sha256": _digest(settings),
         "timeline_sha256": sums.digest(),
         "energy": origin,
     }
+
+
+def _digest(settings: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def to_json(runs: Run | list[Run]) -> str:
@@ -96,7 +99,10 @@ def load(path: str | Path) -> list[Run]:
     for number, run in enumerate(runs, 1):
         if run["version"] != VERSION:
             raise CrispError(f"{path}: made by another version of crisp")
-        check(run, str(path) if run is content else f"{path}: run {number}")
+        where = str(path) if run is content else f"{path}: run {number}"
+        check(run, where)
+        if run["provenance"].get("inputs_sha256") != _digest(run["settings"]):
+            raise CrispError(f"{where}: its settings were changed after it was made")
     parts = [field.name for field in fields(Run)]
     return [Run(**{part: run[part] for part in parts}) for run in runs]
 

@@ -37,9 +37,9 @@ class Arithmetic:
         self._kind = _KINDS[store.activation]
         self._pool = pool.view(POOL_TYPES[store.dtype])
         self._rest = pool.view(np.int16) if store.dtype in BITS else self._pool
-        matrix = store.spec.block * store.spec.d_model
+        matrix = store.spec.block * store.spec.d_model  # in numbers of the pool
         matrix = matrix // 2 if store.dtype == "int4" else matrix
-        behind = 3 * matrix * self._pool.itemsize // self._rest.itemsize
+        behind = 3 * matrix * self._pool.itemsize // self._rest.itemsize  # in numbers of the rest
         self._places = store.spec.block, matrix, behind
         self._order = _even_first(store.spec.d_model) if store.dtype == "int4" else None
         self._neurons = np.array(

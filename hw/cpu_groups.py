@@ -38,7 +38,7 @@ def _dots(rows: int, neurons: int) -> Any:
     ) -> Any:
         def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             x, row, pool, at, halves, scales, groups = args
-            kinds, groups = signature.args, args[6]
+            kinds = signature.args
             read = _Read(builder, kinds[2])
             x = _data(context, builder, kinds[0], x)
             first = builder.gep(_data(context, builder, kinds[2], pool), [at])

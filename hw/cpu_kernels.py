@@ -28,6 +28,10 @@ from numba.extending import intrinsic, overload
 from crisp.quantised import GROUP
 from hw.cpu_quantised import gather_groups, project_groups
 
+# Numba keeps what it compiles for as long as this file is as it was, whatever it was compiled with.
+# So it names their content: cpu_groups.py 57125ffe78bad5f8,
+# cpu_quantised.py 99d99e46f80be697.
+
 POOL_TYPES = {
     "bf16": np.uint16, "fp16": np.int16, "fp32": np.float32, "int8": np.int8, "int4": np.uint8,
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from crisp.errors import CrispError, nearest
 from crisp.units import show_bytes
@@ -11,6 +12,7 @@ from hw.device import Device
 from hw.store import Store
 
 DEVICES = ("cpu", "cuda", "unified")
+WAYS = ("memory", "mapped", "disk")  # in which a unified device loads
 _MOST_THREADS = 1024
 
 
@@ -39,6 +41,8 @@ class Options:
         ):
             if value and self.device not in devices:
                 raise CrispError(f"--{name}: is of device {devices[0]}, found {self.device}")
+        if self.loads_from is not None and self.loads_from not in WAYS:
+            raise nearest(self.loads_from, WAYS, "way of loading")
         if not 1 <= self.threads <= _MOST_THREADS:
             raise CrispError(
                 f"threads {self.threads}: must be at least 1 and at most {_MOST_THREADS}"
@@ -74,7 +78,12 @@ class Options:
             return cuda(streams, store, slots, host_limit=self.host_limit, progress=how)
         from hw.unified import unified
 
-        return unified(streams, store, slots, way=self.loads_from, progress=how)
+        way = self.loads_from
+        if find_spec("triton") is None:  # what computes then does not reach host memory
+            if way not in (None, "memory"):
+                raise CrispError(f"--loads-from {way}: needs triton, which is not installed")
+            way = "memory"
+        return unified(streams, store, slots, way=way, progress=how)
 
     @property
     def torch_device(self) -> str:

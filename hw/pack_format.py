@@ -26,14 +26,18 @@ def table_name(layer: int) -> str:
     return f"layer.{layer}"
 
 
-def header(spec: ModelSpec, layer: int, table: str) -> bytes:
-    """The first bytes of a layer's file, up to its weights. table: sha256 of its blocks' hashes.
+def header(spec: ModelSpec, layer: int, table: str, dtype: str, activation: str) -> bytes:
+    """The first bytes of a layer's file, up to its weights: they say how those are to be read.
+    table: sha256 of its blocks' hashes.
 
     The format allows no gaps between tensors, but spaces behind its header: with them the weights
     begin at a multiple of 4096 bytes.
     """
     shape, size = [spec.n_blocks, spec.block_bytes], spec.expert_bytes
-    content: dict[str, Any] = {"__metadata__": {"layer": str(layer), "hashes_sha256": table}}
+    told = {"layer": layer, "d_model": spec.d_model, "d_ff": spec.d_ff, "block": spec.block,
+            "biases": int(spec.biases)}  # fmt: skip
+    words = {"dtype": dtype, "activation": activation, "hashes_sha256": table}
+    content: dict[str, Any] = {"__metadata__": {key: str(n) for key, n in told.items()} | words}
     for e in range(spec.n_experts):
         place = [e * size, (e + 1) * size]
         content[f"expert.{e}"] = {"dtype": "U8", "shape": shape, "data_offsets": place}

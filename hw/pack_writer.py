@@ -36,8 +36,8 @@ Bytes = npt.NDArray[np.uint8]
 class Writer:
     """The folder of a store in the making."""
 
-    def __init__(self, folder: Path, spec: ModelSpec) -> None:
-        self._folder, self._spec = folder, spec
+    def __init__(self, folder: Path, spec: ModelSpec, dtype: str, activation: str) -> None:
+        self._folder, self._spec, self._kind = folder, spec, (dtype, activation)
         self._files: list[dict[str, Any]] = []
         self._tables: dict[str, npt.NDArray[np.uint64]] = {}
 
@@ -49,7 +49,7 @@ class Writer:
         """
         spec, hashed = self._spec, need("xxhash").xxh3_64_intdigest
         table = np.zeros((spec.n_experts, spec.n_blocks), np.uint64)
-        start = len(header(spec, layer, _digest(table)))
+        start = len(header(spec, layer, _digest(table), *self._kind))
         size = start + spec.n_experts * spec.expert_bytes
         path = self._folder / file_name(layer)
         with writing(path) as file:
@@ -62,7 +62,7 @@ class Writer:
                 if written - synced >= SYNC:
                     _to_disk(file)
                     synced = written
-            first = header(spec, layer, _digest(table))
+            first = header(spec, layer, _digest(table), *self._kind)
             _write(file, memoryview(first), 0)
             _to_disk(file)
         sums = hashlib.sha256(first).hexdigest()
@@ -91,7 +91,7 @@ def check_new(out: Path) -> None:
 
 
 @contextmanager
-def new_store(out: Path, spec: ModelSpec) -> Iterator[Writer]:
+def new_store(out: Path, spec: ModelSpec, dtype: str, activation: str) -> Iterator[Writer]:
     """A store is written within the block, and is in ``out`` after it; if it fails, nothing is.
 
     Raises CrispError as `check_new` does, for a disk that is full, and while another process writes
@@ -109,7 +109,7 @@ def new_store(out: Path, spec: ModelSpec) -> Iterator[Writer]:
     try:
         with _alone(folder):
             check_new(out)  # whoever was here before may have made it
-            yield Writer(folder, spec)
+            yield Writer(folder, spec, dtype, activation)
             if given:
                 _move(folder, target)
             else:

@@ -62,7 +62,7 @@ def pack(
         if stored in BITS:
             check_groups(spec, stored)
         spec = spec.with_(bits=DTYPES[stored], block=block)
-        with new_store(out, spec) as writer:
+        with new_store(out, spec, stored, activation) as writer:
             for layer in spec.moe_layers:
                 writer.layer(layer, blocks_of(reader, spec, layer, stored))
             digest = reader.weights()
@@ -97,7 +97,7 @@ def pack_synthetic(
     if seed < 0:
         raise CrispError(f"--seed {seed}: must be at least 0")
     advance = _counting(progress, spec.routed_bytes)
-    with new_store(out, spec) as writer:
+    with new_store(out, spec, stored, activation) as writer:
         made = RandomBlocks(spec, stored, seed)
         for layer in spec.moe_layers:
             writer.layer(layer, made.layer(advance))

@@ -93,7 +93,8 @@ class Files:
         found = os.fstat(file).st_size
         if found != expected:
             raise DeviceError(f"{path}: is {found} bytes, and was {expected}")
-        known = header(store.spec, store.spec.moe_layers[row], store.tables[row])
+        layer, table = store.spec.moe_layers[row], store.tables[row]
+        known = header(store.spec, layer, table, store.dtype, store.activation)
         with mmap.mmap(-1, len(known)) as begin:
             with memoryview(begin) as place:
                 self._fill(path, file, 0, [place])

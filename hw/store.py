@@ -73,8 +73,9 @@ class Store:
         where = str(folder / STORE_INDEX)
         spec = ModelSpec.from_dict(fields["spec"], where)
         _check(spec, fields, where)
+        kind = fields["dtype"], fields["activation"]
         layers = [
-            _layer(folder, where, spec, layer, entry)
+            _layer(folder, where, spec, kind, layer, entry)
             for layer, entry in zip(spec.moe_layers, fields["files"], strict=True)
         ]
         return cls(
@@ -238,7 +239,9 @@ def _check(spec: ModelSpec, fields: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _layer(folder: Path, where: str, spec: ModelSpec, layer: int, entry: object) -> _Layer:
+def _layer(
+    folder: Path, where: str, spec: ModelSpec, kind: tuple[str, str], layer: int, entry: object
+) -> _Layer:
     """A layer's file, checked against its entry in the index as far as its header goes."""
     expected = {"layer": layer, "name": file_name(layer)}
     if not isinstance(entry, dict) or {key: entry.get(key) for key in expected} != expected:
@@ -260,7 +263,7 @@ def _layer(folder: Path, where: str, spec: ModelSpec, layer: int, entry: object)
     try:
         content = json.loads(found[8:])
         table = content["__metadata__"]["hashes_sha256"]
-        good = isinstance(table, str) and found == header(spec, layer, table)
+        good = isinstance(table, str) and found == header(spec, layer, table, *kind)
     except (ValueError, RecursionError, KeyError, TypeError):
         good = False
     if not good:

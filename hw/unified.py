@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from crisp.errors import CrispError, nearest
+from crisp.errors import CrispError
 from crisp.units import show_bytes
 from hw.arena import Arena, filled
 from hw.batch import Work
@@ -24,12 +24,12 @@ from hw.cuda import HEADROOM, device_pool
 from hw.device import Copy, Done, Piece
 from hw.gpu import GpuDevice
 from hw.memory import available
+from hw.options import WAYS
 from hw.reading import Files
 from hw.sources import FromArena, Mapped, Source, Straight
 from hw.store import TYPES, Store
 from hw.streams import Streams
 
-WAYS = ("memory", "mapped", "disk")
 _TRIALS = 5  # of which the median counts
 
 
@@ -48,8 +48,6 @@ def unified(
 
     Raises CrispError if memory is too little, and for a way that does not go here.
     """
-    if way is not None and way not in WAYS:
-        raise nearest(way, WAYS, "way of loading")
     weights, pool = store.spec.routed_bytes, slots * store.spec.block_bytes
     needs = {"memory": weights + pool, "mapped": weights, "disk": pool}
     asked = WAYS if way is None else (way,)

@@ -22,9 +22,9 @@ from crisp.files import atomic
 def main() -> int:
     """Measure, and write both files."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=6, help="of a run")
+    parser.add_argument("--tokens", type=int, default=4, help="of a run")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=45, help="of each calibration")
+    parser.add_argument("--seconds", type=float, default=30, help="of each calibration")
     parser.add_argument("--stores", type=Path, help="a folder to keep the stores in")
     parser.add_argument("--raw-only", action="store_true", help="renew what stands beside reads")
     parser.add_argument("--out", type=Path, default=Path("docs/fidelity.md"))

@@ -87,7 +87,9 @@ def write(found: dict[str, Any], folder: Path) -> None:
 
     (folder / "report.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     told = ", ".join(f"{key} {value}" for key, value in found["conditions"].items())
-    parts = ["# On a GPU", f"Written by `make gpu-report`: {told}."]
+    dry = "none" in found["conditions"]["gpu"]
+    title = "# A dry run on the processor: its figures say nothing" if dry else "# On a GPU"
+    parts = [title, f"Written by `make gpu-report`: {told}."]
     for title, rows in list(found.items())[1:]:
         parts.append(f"## {title}")
         if isinstance(rows, str):

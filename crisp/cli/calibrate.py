@@ -38,6 +38,7 @@ def calibrate(
     from crisp.cli.devices import device_options
     from crisp.cli.progress import progress_share
     from crisp.cli.targets import check_outputs
+    from crisp.errors import CrispError
     from crisp.files import atomic
     from crisp.units import show_bytes
     from hw.calibrate import calibrated, check_seconds, least_seconds, pool_slots
@@ -49,6 +50,8 @@ def calibrate(
     options = device_options(
         device, threads=threads, link_limit=link_limit, host_limit=host_limit, loads_from=loads_from
     )
+    if loads_from == "mapped":
+        raise CrispError("--loads-from mapped: loads nothing that could be measured")
     opened = Store.open(store)
     if model is not None:
         same_geometry(model, opened)

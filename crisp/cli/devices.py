@@ -56,7 +56,7 @@ class _Reading:
 
 def rehearsed(cases: Iterable[tuple[str, Case]]) -> str:
     """What a dry run says: that everything fits together, and the slots that each run takes."""
-    lines = ["dry run: all of it fits together; nothing was opened, run or written"]
+    lines = ["dry run: all of it fits together; no device was opened, nothing run or written"]
     for name, case in cases:
         lines.append(f"{name}: {_slots(case.spec, case.capacity(), case.policy.prefetch.name)}")
     return "\n".join(lines)

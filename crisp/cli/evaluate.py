@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crisp.cli.prepared import cautions, counts_of, metadata_of
 from crisp.cli.targets import STDOUT, Name, check_no_folder, check_outputs
 from crisp.errors import CrispError
 from crisp.files import atomic
@@ -16,11 +17,7 @@ from crisp.windows import LONGEST, window_length
 
 if TYPE_CHECKING:
     from crisp.loading import Loaded
-    from crisp.metadata import Metadata
-    from crisp.model import ModelSpec
     from crisp.policy import Budget, Policy
-    from crisp.profile import Profile
-    from crisp.windows import Windows
 
 
 def evaluate(
@@ -135,7 +132,7 @@ def evaluate(
         for name in split_list(policy, "--policy")
         for spelled in widths
     ]
-    found = _metadata(model, metadata, profile)
+    found = metadata_of(model, metadata, profile)
     if found is None and profile is None:
         _check_uncounted(chosen, asked)
     questions = None if tasks is None else Tasks.load(named_tasks)
@@ -148,7 +145,7 @@ def evaluate(
     for _, one in chosen:
         if asked is not None:
             asked.capacity(spec, one.cache)
-    counts, how, origin = _counts(spec, found, profile)
+    counts, how, origin = counts_of(spec, found, profile)
     length, step = _steps(loaded, window, stride, asked)
     windows = read_windows(loaded.tokenizer, texts, length, step, tokens)
     check_vocabulary(windows, loaded.model.config, model)
@@ -181,7 +178,7 @@ def evaluate(
         *tables(rows),
         "",
         *notes(rows, spec),
-        *_seen(windows, found),
+        *cautions(windows, found),
     ]
     print("\n".join(lines), file=sys.stderr if json == STDOUT else sys.stdout)
 
@@ -223,76 +220,6 @@ def _check_uncounted(chosen: list[tuple[str, Policy]], budget: Budget | None) ->
                 f"--policy {policy.name}: {needs} needs counts of combinations; give --metadata "
                 "FILE, as crisp prepare writes it, or --profile TRACE, a trace of this model"
             )
-
-
-def _metadata(model: str, file: Path | None, profile: str | None) -> tuple[Path, Metadata] | None:
-    """What was asked for or lies beside the model, if it belongs to the model's weights."""
-    from crisp.cli.progress import progress_of
-    from crisp.metadata import FILE, Metadata
-    from crisp.prepare.checkpoint import weights_digest
-
-    if profile is not None:
-        if file is not None:
-            raise CrispError(
-                f"--profile {profile}: counts are taken from --metadata {file} already"
-            )
-        return None
-    beside = Path(model) / FILE
-    file = file or (beside if beside.is_file() else None)
-    if file is None:
-        return None
-    if not Path(model).is_dir():
-        raise CrispError(
-            f"--metadata {file}: belongs to a folder's weights, but {model} is no folder"
-        )
-    found = Metadata.load(file)
-    with progress_of(f"{model}: weights") as update:
-        found.check_weights(weights_digest(model, update), model)
-    return file, found
-
-
-def _counts(
-    spec: ModelSpec, found: tuple[Path, Metadata] | None, profile: str | None
-) -> tuple[Profile | None, str | None, dict[str, Any] | None]:
-    """Counts of combinations, and where they came from: in words, and for the record."""
-    from crisp.fitting import fit
-    from crisp.profile import Profile
-    from crisp.trace import RoutingTrace
-    from crisp.trace.bundled import resolve
-
-    if found is not None:
-        path, own = found
-        facts = own.provenance
-        told = f"{path}, neurons ordered by {own.order}; {own.roles_told}"
-        origin: dict[str, Any] = {"metadata": str(path), "weights": own.weights}
-        origin["order"] = own.order
-        origin |= {key: facts.get(key) for key in ("roles", "texts", "tokens", "ordered_from")}
-        return own.profile(), told, origin
-    if profile is None:
-        return None, None, None
-    trace = RoutingTrace.load(resolve(profile))
-    try:
-        layers = fit(spec, trace).n_layers
-    except CrispError as error:
-        raise CrispError(f"--profile {profile}: {error}") from error
-    if layers < spec.n_layers:
-        raise CrispError(
-            f"--profile {profile}: {layers} layers, but {spec.name} has {spec.n_layers}"
-        )
-    told = f"{trace.rows:,} rows of {Path(profile).name}"
-    return Profile.from_trace(trace), told, {"trace": trace.digest(), "texts": trace.header.dataset}
-
-
-def _seen(windows: Windows, found: tuple[Path, Metadata] | None) -> list[str]:
-    """A word of warning where a text was calibrated on: losses there say little of other text."""
-    facts = {} if found is None else found[1].provenance
-    known = [*facts.get("texts", ()), *facts.get("ordered_from", {}).get("texts", ())]
-    hashes = {str(text).rpartition("sha256:")[2] for text in known}
-    return [
-        f"caution: {name} is a text that the model was prepared with"
-        for name, text in zip(windows.names, windows.dataset, strict=True)
-        if text.rpartition("sha256:")[2] in hashes
-    ]
 
 
 def _steps(

@@ -58,11 +58,11 @@ StoreFolder = Annotated[Path, typer.Option(metavar="STORE", help="The expert sto
 Device = Annotated[
     str, _choice("cpu: from disk into memory; cuda: to a GPU; unified: within a Jetson's memory.")
 ]
-Threads = Annotated[int, _choice("Threads that compute.")]
+Threads = Annotated[int, _choice("cpu: threads that compute.")]
 LinkLimit = Annotated[
-    str | None, _choice("Slow the link down to so many bytes a second, such as 200MB/s.")
+    str | None, _choice("cpu: slow the link down to so many bytes a second, such as 200MB/s.")
 ]
-Verify = Annotated[bool, typer.Option("--verify", help="Check every block against its hash.")]
+Verify = Annotated[bool, typer.Option("--verify", help="cpu: check every block against its hash.")]
 HostLimit = Annotated[
     str | None,
     _choice("cuda: host memory for a copy of the weights, such as 16GB; more: from disk."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -38,4 +40,11 @@ def whole(settings: dict[str, Any] | None = None, **metrics: float | None) -> Ru
         "batch": 1,
         "granularity": "expert",
     }
-    return Run(own | (settings or {}), values | metrics, {}, {})
+    return sealed(Run(own | (settings or {}), values | metrics, {}, {}))
+
+
+def sealed(run: Run) -> Run:
+    """The run with the hash of its settings, as if it had been made with them."""
+    text = json.dumps(run.settings, sort_keys=True).encode()
+    provenance = run.provenance | {"inputs_sha256": hashlib.sha256(text).hexdigest()}
+    return replace(run, provenance=provenance)

@@ -81,6 +81,15 @@ def test_what_is_wrong_is_named(
     assert len(str(caught.value)) < len(str(file)) + 200
 
 
+def test_settings_that_were_changed_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(to_json(whole()))
+    assert load(file)[0].settings == whole().settings
+    file.write_text(changed("settings", "batch", to=2))
+    with pytest.raises(CrispError, match=r"x\.json: its settings were changed after it was made"):
+        load(file)
+
+
 def test_of_a_list_the_run_is_named(tmp_path: Path) -> None:
     good, file = json.loads(to_json(whole())), tmp_path / "x.json"
     bad = copy.deepcopy(good)

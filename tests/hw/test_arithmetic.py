@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import tracemalloc
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from crisp.model import ModelSpec
+from hw import cpu_kernels
 from hw.arithmetic import Arithmetic
 from hw.batch import Work
 from hw.device import Piece
@@ -230,3 +232,11 @@ def test_no_weight_is_copied(threads: int, dtype: str, tmp_path: Path, watched: 
     arithmetic.add(Piece(one, 1, [1]))
     assert tracemalloc.get_traced_memory()[1] - before < store.spec.block_bytes / 50
     arithmetic.close()
+
+
+def test_compiled_code_does_not_outlive_what_it_was_compiled_with() -> None:
+    """Numba asks whether cpu_kernels.py has changed, and of nothing else."""
+    folder = Path(cpu_kernels.__file__).parent
+    for name in ("cpu_groups.py", "cpu_quantised.py"):
+        own = f"{name} {hashlib.sha256((folder / name).read_bytes()).hexdigest()[:16]}"
+        assert own in (folder / "cpu_kernels.py").read_text("utf-8"), f"write it there: {own}"

@@ -24,12 +24,12 @@ from hw.cuda import cuda
 from hw.decisions import Seen, relived
 from hw.errors import DeviceError
 from hw.gpu import GpuDevice
-from hw.options import Options
+from hw.options import WAYS, Options
 from hw.packing import pack_synthetic
 from hw.replay import replay
 from hw.sources import FromArena, FromDisk
 from hw.store import Store
-from hw.unified import WAYS, fastest, unified
+from hw.unified import fastest, unified
 from sim.hardware import profile as hardware
 from sim.simulate import simulate
 from tests.hw.fake_streams import FakeEvent, FakeStreams
@@ -288,7 +288,7 @@ def test_without_room_for_the_weights_they_come_from_the_disk(
     with pytest.raises(CrispError, match=r"of memory are needed.*are left to the system"):
         unified(FakeStreams(0), store, 20)
     with pytest.raises(CrispError, match="did you mean 'mapped'"):
-        unified(FakeStreams(0), store, 20, way="maped")
+        Options("unified", loads_from="maped")
 
 
 def test_the_faster_way_with_every_other_use_a_hit() -> None:

@@ -71,7 +71,7 @@ def test_a_failure_leaves_it_as_it_was(
         with pytest.raises(KeyboardInterrupt):
             pack_synthetic(SPEC, out)
     else:
-        with pytest.raises(KeyboardInterrupt), new_store(out, SPEC):
+        with pytest.raises(KeyboardInterrupt), new_store(out, SPEC, "bf16", "silu"):
             raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == ([out] if where == "given" else [])
     assert where == "new" or list(out.iterdir()) == []

@@ -17,15 +17,21 @@ torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
 from crisp.adapter import Experts, layout, recording  # noqa: E402
+from crisp.case import Case, Conditions  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.loading import in_groups, load, load_tokenizer  # noqa: E402
 from crisp.model import ModelSpec  # noqa: E402
-from crisp.policy import named  # noqa: E402
+from crisp.policy import Budget, named  # noqa: E402
+from crisp.profile import Profile  # noqa: E402
+from hw.options import Options  # noqa: E402
 from hw.packing import pack, pack_synthetic  # noqa: E402
+from hw.replay import replay  # noqa: E402
 from hw.resident import open_resident  # noqa: E402
 from hw.store import Store  # noqa: E402
+from sim.hardware import profile as hardware  # noqa: E402
+from sim.simulate import simulate  # noqa: E402
 from tests.hw.test_generate import BF16_ROUNDING, PROMPT, ROUNDING, Pair, differ  # noqa: E402
-from tests.hw.test_packing import DEEPSEEK, MIXTRAL, gpt_oss, original, saved  # noqa: E402
+from tests.hw.test_packing import DEEPSEEK, MIXTRAL, gpt_oss, original, prepared, saved  # noqa: E402
 
 DTYPES = ("int8", "int4")
 TRAINED = {"tiny-mixtral": MIXTRAL, "tiny-deepseek": DEEPSEEK}
@@ -139,6 +145,11 @@ def test_leading_blocks_are_a_narrower_model(tmp_path: Path, dtype: str) -> None
         ours, theirs = load_file(a), load_file(b)
         for expert, blocks in theirs.items():
             assert (ours[expert][:2] == blocks).all()
+
+
+def test_a_prepared_model_brings_its_block(tmp_path: Path) -> None:
+    store = pack(prepared(tmp_path / "model", 64), tmp_path / "store", dtype="int4")
+    assert (store.spec.block, store.spec.n_blocks, store.spec.bits) == (64, 5, 4.25)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -293,9 +304,31 @@ def test_widths_are_prefixes_of_the_rounded_weights(folder: Path, dtype: str) ->
         assert differ(logits, expected) < ROUNDING
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_run_loads_what_its_simulation_loads(folder: Path, dtype: str) -> None:
+    """Bytes of a block are those of the store: 20,480 or 12,288, of 36,864 in bf16."""
+    pair = trained(folder, "tiny-mixtral", dtype, "fp32")
+    store, policy = pair.model.store, named("lru", unit="block")
+    conditions = Conditions("block", "all")
+    made, _ = pair.generate(policy, "30%", conditions=conditions)
+    spec = store.spec
+    case = Case(made.trace, spec, policy, Budget.parse("30%"), Profile.empty(spec), conditions)
+    size = 20480 if dtype == "int8" else 12288
+    for run in (simulate(case, hardware("rtx4090-pcie4")), replay(case, store, Options())):
+        for metric in ("tasks", "hits", "partial_hits", "blocks_loaded", "bytes_loaded"):
+            assert run.metrics[metric] == made.run.metrics[metric]
+        assert run.metrics["bytes_loaded"] == size * run.metrics["blocks_loaded"] > 0
+
+
 def test_weights_in_place_are_those_of_the_store(folder: Path) -> None:
-    """What crisp eval measures: the numbers, and the biases as float16."""
-    model = gpt_oss(folder / "gpt-oss", d_model=64)
+    """What crisp eval measures: the numbers, and the biases as float16, which is coarse near 0."""
+    drawn = gpt_oss(folder / "drawn", d_model=64)
+    tensors = original(drawn)
+    for name, tensor in tensors.items():
+        if name.endswith("gate_up_proj_bias"):
+            tensor *= 1e-6
+    config = json.loads((drawn / "config.json").read_text())
+    model = saved(folder / "gpt-oss", tensors, config)
     shutil.copy(MIXTRAL / "tokenizer.json", model)
     shutil.copy(MIXTRAL / "tokenizer_config.json", model)
     loaded = load(str(model))

@@ -327,7 +327,7 @@ def test_a_hostile_index_is_refused_in_one_line(
 def test_a_header_ends_at_a_page() -> None:
     for n in (1, 40, 60):
         spec = ModelSpec.from_config(SMALL | {"n_routed_experts": n, "num_experts_per_tok": 1})
-        first = header(spec, 1, "0" * 64)
+        first = header(spec, 1, "0" * 64, "bf16", "silu")
         assert len(first) % 4096 == 0
         assert int.from_bytes(first[:8], "little") == len(first) - 8
         assert len(first) - len(first.rstrip()) < 4096

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from crisp.run import Run, load, save
+from tests.crisp.runs import sealed
 
 RUN = ("--policy", "lru", "--budget", "30%")
 
@@ -30,7 +31,7 @@ def runs(crisp: Callable, trace: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def as_measured(run: Run) -> Run:
-    return replace(run, settings=run.settings | {"engine": "hw"})
+    return sealed(replace(run, settings=run.settings | {"engine": "hw"}))
 
 
 def test_the_figures_stand_side_by_side(crisp: Callable, runs: tuple[Path, Path]) -> None:

@@ -111,6 +111,33 @@ def test_with_a_budget_every_token_is_fed_once(crisp: Callable, tmp_path: Path) 
     assert [row[4] for row in rows(out, "policy  width  MB loaded/token")][:2] == ["0.0", "0.0"]
 
 
+def test_weights_in_groups_are_compared_with_the_model_as_it_is(
+    crisp: Callable, tmp_path: Path
+) -> None:
+    line = ("eval", TINY, "--policy", "fo,up", "--text", TEXTS[0], *FEW, "--block", "48")
+    found = {}
+    for dtype, size in (("int8", 20480), ("int4", 12288)):
+        file = tmp_path / f"{dtype}.json"
+        out = told(crisp(*line, "--dtype", dtype, "--json", file))
+        assert f"experts in {dtype}" in " ".join(out.split())
+        assert f"as stored in {'8.25' if dtype == 'int8' else '4.25'} bits" in out
+        assert f"full: the model as it is; experts in {dtype} for all others" in out
+        full, fo, up = (one["metrics"] for one in json.loads(file.read_text())["results"])
+        # 6 layers, 2 experts of 7 blocks, of which half the neurons take 4; a bf16 block is 36,864
+        assert full["bytes_touched_per_token"] == 6 * 2 * 7 * 36864
+        assert fo["bytes_touched_per_token"] == 6 * 2 * 7 * size
+        assert up["bytes_touched_per_token"] == 6 * 2 * 4 * size
+        table = rows(out)
+        assert [row[-1] for row in table] == ["100.0", *(
+            f"{100 * blocks / 7 * size / 36864:.1f}" for blocks in (7, 4)
+        )]  # fmt: skip
+        found[dtype] = abs(fo["ratio"] - 1)
+    assert 0 < found["int8"] < 0.002 < found["int4"] < 0.1
+    plain = told(crisp(*line))
+    assert rows(plain)[0][:8] == table[0][:8]
+    assert "the model as it is" not in plain
+
+
 def test_renormalizing_is_said(crisp: Callable) -> None:
     line = ("eval", TINY, "--policy", "lru", "--width", "single", "--text", TEXTS[0], *FEW)
     out = told(crisp(*line, "--renormalize"))
@@ -198,6 +225,7 @@ def test_metadata_of_other_weights_is_refused(crisp: Callable, prepared: Path) -
         (("--policy", "up", "--window", "513"), "--window 513: the model's context is 512"),
         (("--policy", "up", "--tokens", "20"), "--tokens 20: 20 for each of 1 texts"),
         (("--policy", "up", "--block", "999"), "block is 999, expected at most 320"),
+        (("--policy", "up", "--dtype", "bf16"), "--dtype bf16: expected int8 or int4"),
         (("--policy", "up", "--batch", "0"), "invalid value for '--batch'"),
         (("--policy", "up", "--width", "uniform(0)"), "nothing would be executed"),
         (("--policy", "up", "--profile", "nothing"), "unknown trace 'nothing'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -66,7 +67,9 @@ def energy(
         raise CrispError(f"--tokens {tokens}: expected 1 or more")
     check_outputs({"--json": json}, [], stdout=False)
     if which(command[0]) is None:
-        raise CrispError(f"{command[0]}: there is no such command")
+        there = Path(command[0]).exists() and "/" in command[0]
+        why = "cannot be run" if there else "there is no such command"
+        raise CrispError(f"{command[0] or repr('')}: {why}")
     done = measure(command, find_meter(meter), idle, rule)
     print("\n".join(lines(done, tokens)), file=sys.stderr)
     if json is not None:

@@ -163,14 +163,12 @@ def find_meter(name: str | None) -> Meter | str:
         if not found:
             raise nearest(name, [one.name for one in known], "meter")
         return found[0]
-    reasons = {}
     for device in _DEVICES:
         meter = chosen(device)
-        reason = meter.probe().reason
-        if reason is None:
+        if meter.probe().reason is None:
             return meter
-        reasons[meter.name] = reason
-    told = "; ".join(f"{meter}: {reason}" for meter, reason in reasons.items())
+    reasons = [(one.name, one.probe().reason or "can be read") for one in meters()]
+    told = "; ".join(f"{name}: {reason.removeprefix(f'{name}: ')}" for name, reason in reasons)
     return f"no meter can be read ({told}); crisp doctor says what can be done"
 
 

@@ -114,6 +114,20 @@ def test_a_run_needs_a_store_of_its_geometry(made: Path) -> None:
             store.check(other)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("block", 15), ("d_ff", 47), ("activation", "gelu"), ("dtype", "fp16")]
+)
+def test_weights_are_read_as_they_were_written(store: Path, key: str, value: object) -> None:
+    """None of these changes a size: blocks are padded to whole pages."""
+    index = json.loads((store / "store.json").read_text())
+    place = index["spec"] if key in index["spec"] else index
+    assert place[key] != value
+    place[key] = value
+    (store / "store.json").write_text(json.dumps(index))
+    with pytest.raises(CrispError, match=r"layer-001\.safetensors: its header is none of"):
+        Store.open(store)
+
+
 def _cut(store: Path) -> None:
     with (store / "layer-002.safetensors").open("r+b") as file:
         file.truncate(9 * 4096)

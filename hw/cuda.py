@@ -51,9 +51,10 @@ def cuda(
             source: Source = FromArena(streams, store, arena, pool)
             how: dict[str, Any] = {"loads_from": "memory", "pageable": arena.pageable}
         else:
-            files, buffers = Files(store), Arena(streams, staging, 2)
-            device.resources.callback(buffers.close)
+            files = Files(store)
             device.resources.callback(files.close)
+            buffers = Arena(streams, staging, 2)
+            device.resources.callback(buffers.close)
             source = FromDisk(streams, files, buffers, pool)
             how = {"loads_from": "disk", "pageable": buffers.pageable, "direct": files.direct}
             how["room"] = max(0, room)  # bytes, for weights

@@ -3,7 +3,8 @@
 There is one copy of the weights and no mirror of it. They may be copied within the memory into a
 pool of the budget's size (``memory``), used where they are (``mapped``: nothing is loaded, and the
 budget only decides what counts as a hit), or be read from the disk into the pool (``disk``). Which
-way is taken is measured when the device opens, unless one is asked for.
+of the first two is taken is measured when the device opens, unless a way is asked for; the disk is
+for weights that there is no memory for.
 """
 
 from __future__ import annotations

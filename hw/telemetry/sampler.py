@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
@@ -37,7 +38,7 @@ class Window(Protocol):
         """Let go of the source."""
 
 
-class Sampled:
+class Sampled(ABC):
     """See `crisp.energy.Meter`. A window is sampled when it begins, when it ends, and by a thread
     of its own every ``interval`` seconds between.
 
@@ -54,9 +55,9 @@ class Sampled:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
+    @abstractmethod
     def open(self) -> Window:
         """A window on the source; `Unreadable` if it cannot be read now."""
-        raise NotImplementedError
 
     def probe(self) -> Probe:
         """Whether it can be read now."""

@@ -164,7 +164,6 @@ FROM_ARENA, LAUNCH, THROUGH = FromArena.begin, GpuDevice._launch, FromDisk._thro
 
 def without_turns(self: Any, stream: Any, request: Any) -> None:
     """FromDisk._through, but a buffer is filled again while it is still being copied."""
-    self._copied = SimpleNamespace(__getitem__=None)
     self._copied = _Nothing()
     THROUGH(self, stream, request)
 

@@ -1,0 +1,42 @@
+"""How functions are compiled, and when what was compiled before may be used again."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+from numba import njit
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def compiled(function: Callable[P, T]) -> Callable[P, T]:
+    """Compiled as a part of whatever calls it."""
+    made: Callable[P, T] = njit(function)
+    return made
+
+
+def kept(function: Callable[P, T]) -> Callable[P, T]:
+    """Compiled at its first call, for some seconds, and kept on the disk for other processes.
+
+    Numba knows by the file of ``function`` alone whether it has changed. One that calls functions
+    of other files must enclose a digest of theirs.
+    """
+    try:
+        made: Callable[P, T] = njit(function, cache=True)
+    except RuntimeError:  # no folder can be written to
+        made = njit(function)
+    return made
+
+
+def digest(modules: Iterable[ModuleType]) -> str:
+    """Sha256 of the sources of some modules."""
+    whole: Any = hashlib.sha256()
+    for module in modules:
+        whole.update(inspect.getsource(module).encode())
+    text: str = whole.hexdigest()
+    return text

@@ -26,9 +26,9 @@ from crisp.fitting import fit
 from crisp.model import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
+from crisp.run import Run
 from crisp.sinks import parquet
 from crisp.trace import Header, RoutingTrace
-from crisp.run import Run
 from sim.hardware import profile as hardware
 from sim.replay import replay
 from sim.simulate import simulate
@@ -91,8 +91,7 @@ def without_timeline(run: Callable[..., Run], made: RoutingTrace, policy: str) -
     """Tokens/s of the whole run but for its timeline, the fastest of some."""
     run(case(made.select(slice(0, 10)), policy), hardware("paper-table1"))  # compiles
     times = [
-        seconds(lambda: run(case(made, policy), hardware("paper-table1")))
-        for _ in range(REPEATS)
+        seconds(lambda: run(case(made, policy), hardware("paper-table1"))) for _ in range(REPEATS)
     ]
     return made.rows / min(times)
 
@@ -139,10 +138,12 @@ def main() -> None:
     long = trace(FAST_TOKENS)
     print(f"without a timeline, fastest of {REPEATS}; the fast replay over {FAST_TOKENS} tokens:")
     for policy in ("lru", "crisp"):
-        simpy_rate = without_timeline(simulate, made, policy)
-        fast_rate = without_timeline(replay, long, policy)
-        print(f"  {policy:<6} SimPy model {simpy_rate:8.0f} tokens/s, fast replay {fast_rate:8.0f}, "
-              f"{fast_rate / bare:.0f} x the bare loop  (aim: at least 100)")  # fmt: skip
+        model, fast = (
+            without_timeline(simulate, made, policy),
+            without_timeline(replay, long, policy),
+        )
+        print(f"  {policy:<6} SimPy model {model:6.0f} tokens/s, fast replay {fast:7.0f} tokens/s, "
+              f"{fast / bare:.0f} x the bare loop  (aim: at least 100)")  # fmt: skip
     for tokens in (2_000, 20_000):
         print(f"  peak memory of {tokens:6d} tokens {peak_mb(tokens):6.0f} MB, trace included "
               f"({tokens * LAYERS * TOP_K * 2 / 1e6:.1f} MB)")  # fmt: skip

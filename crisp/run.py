@@ -240,9 +240,7 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _check(
-    scheduler: Decided, sums: Totals, states: States, total_ns: int, timed: bool
-) -> None:
+def _check(scheduler: Decided, sums: Totals, states: States, total_ns: int, timed: bool) -> None:
     """The sums of a run, counted in different places, must agree; timed: by a cost model."""
     facts = {
         "an event was left unfinished": scheduler.done,

@@ -40,9 +40,7 @@ class Outputs:
         """Whether standard output carries data, so that people have to be told elsewhere."""
         return STDOUT in vars(self).values()
 
-    def check(
-        self, cells: int, inputs: Iterable[tuple[str, Name]], timeline: bool = True
-    ) -> None:
+    def check(self, cells: int, inputs: Iterable[tuple[str, Name]], timeline: bool = True) -> None:
         """Raise CrispError for what could not be written after the work, or makes no sense.
 
         cells: how many runs; inputs: as `check_outputs` takes them; timeline: whether they have

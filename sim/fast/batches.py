@@ -34,8 +34,9 @@ class Costs:
         keys, place = distinct((neurons // self._grain * self._ends + first) * self._ends + last)
         found = []
         for key in keys.tolist():
-            grains, span = divmod(key, self._ends**2)
-            found.append(self._piece(*divmod(span, self._ends), grains * self._grain))
+            rest, last_block = divmod(key, self._ends)
+            grains, first_block = divmod(rest, self._ends)
+            found.append(self._piece(first_block, last_block, grains * self._grain))
         return np.array(found, np.int64)[place]
 
     def layers(self, rows: Ints) -> tuple[Ints, Ints]:

@@ -35,7 +35,7 @@ from sim.fast.state import (
 
 @compiled
 def predict(rules: Ints, now: Ints, entries: Ints, parts: Ints, wanted: Ints, row: int) -> None:
-    """Fetch the experts in ``wanted`` (how many there are stands first) for the event of ``row``."""
+    """Fetch the experts in ``wanted``, whose number stands first, for the event of ``row``."""
     now[AHEAD_ROW], now[AHEAD_PART] = row, row if rules[PER_LAYER] else 0
     for place in range(1, 1 + wanted[0]):
         hold(entries, parts, row * rules[EXPERTS] + wanted[place], now[AHEAD_PART], PREDICTED)

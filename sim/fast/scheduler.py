@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from crisp.residency import EVENT as BY_EVENT
 from sim.fast import lookahead
-from sim.fast.compiling import compiled
+from sim.fast.compiling import compiled, inlined
 from sim.fast.residency import admit, keepable, release
 from sim.fast.state import (
     AHEAD_FREE,
@@ -43,7 +43,7 @@ from sim.fast.state import (
 )
 
 
-@compiled
+@inlined
 def queue(rules: Ints, now: Ints, slots: Ints, count: int) -> None:
     """Line up what is to be loaded and what can be computed at once."""
     now[LEFT], now[TURN], now[NEXT], now[PENDING], now[LOWEST] = count, 0, 0, 0, count
@@ -59,10 +59,8 @@ def queue(rules: Ints, now: Ints, slots: Ints, count: int) -> None:
             _make_ready(now, slots, slot)
 
 
-@compiled
-def next_load(
-    rules: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints
-) -> bool:
+@inlined
+def next_load(rules: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints) -> bool:
     """Issue the next request; the link must be free. False: nothing may be loaded now."""
     if now[NEXT] == now[PENDING]:
         if rules[PREFETCH] == NEVER:
@@ -87,7 +85,7 @@ def next_load(
     return True
 
 
-@compiled
+@inlined
 def loaded(rules: Ints, now: Ints, slots: Ints) -> None:
     """The request on the link has arrived."""
     now[BLOCKS_LANDED] += now[LOAD_BLOCKS]
@@ -106,7 +104,7 @@ def loaded(rules: Ints, now: Ints, slots: Ints) -> None:
         _make_ready(now, slots, slot)
 
 
-@compiled
+@inlined
 def next_compute(rules: Ints, now: Ints, slots: Ints) -> int:
     """Issue the next piece of the slot that is returned; -1: no task has what it needs."""
     place, count = now[LOWEST], now[TURN] + now[LEFT]
@@ -120,7 +118,7 @@ def next_compute(rules: Ints, now: Ints, slots: Ints) -> int:
     return slot
 
 
-@compiled
+@inlined
 def computed(now: Ints, entries: Ints, parts: Ints, slots: Ints, slot: int) -> None:
     """Its piece has ended: staging blocks are free, and perhaps the event is over."""
     first, last = slots[ENDED, slot], slots[STARTED, slot]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import numpy.typing as npt
 import numpy as np
+import numpy.typing as npt
 
 from sim.fast import lookahead
 from sim.fast.compiling import compiled

@@ -12,7 +12,7 @@ from crisp.errors import InvariantError
 from crisp.policy import cache as crisp_cache
 from crisp.policy import order as crisp_order
 from sim.fast import compiling, lookahead, orders, residency, scheduler, starting, state
-from sim.fast.compiling import compiled, digest, kept
+from sim.fast.compiling import BARE, digest, inlined, kept
 from sim.fast.orders import best_order, rank
 from sim.fast.scheduler import computed, loaded, next_compute, next_load, queue
 from sim.fast.starting import access, look_ahead
@@ -47,7 +47,6 @@ SOURCES = digest(
 
 
 def _enclosing(sources: str) -> Callable[[Machine, Batch, Ints], None]:
-    @kept
     def run(machine: Machine, batch: Batch, ends: Ints) -> None:
         """Execute a batch."""
         sources  # noqa: B018  (enclosed: see `kept`)
@@ -78,10 +77,10 @@ def _enclosing(sources: str) -> Callable[[Machine, Batch, Ints], None]:
                     _piece(rules, load_ns, now, entries, parts, lists, slots, piece_ns)
             ends[step] = now[TIME]
 
-    return run
+    return kept(run, **BARE)
 
 
-@compiled
+@inlined
 def _piece(
     rules: Ints, load_ns: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints,
     piece_ns: Ints,
@@ -100,7 +99,7 @@ def _piece(
     computed(now, entries, parts, slots, slot)
 
 
-@compiled
+@inlined
 def _work(
     rules: Ints, load_ns: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints,
     ns: int,
@@ -119,7 +118,7 @@ def _work(
     return hidden
 
 
-@compiled
+@inlined
 def _choose(
     rules: Ints, load_ns: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints
 ) -> None:
@@ -129,7 +128,7 @@ def _choose(
         now[UNTIL] = now[TIME] + load_ns[now[LOAD_BLOCKS]]
 
 
-@compiled
+@inlined
 def _arrive(rules: Ints, now: Ints, slots: Ints) -> None:
     """What the link loads has arrived, and it is that time."""
     now[TIME], now[BUSY] = now[UNTIL], 0

@@ -124,9 +124,7 @@ def case(trace: RoutingTrace, spec: ModelSpec, policy: str, budget: str, **chang
 
 
 def check(given: Case, machine: str) -> None:
-    expected, found = (
-        run(given, hardware(machine)).to_dict() for run in (simulate, replay)
-    )
+    expected, found = (run(given, hardware(machine)).to_dict() for run in (simulate, replay))
     assert found["settings"].pop("engine") == "fast"
     assert expected["settings"].pop("engine") == "simpy"
     assert found["provenance"].pop("timeline_sha256") is None
@@ -138,9 +136,7 @@ def check(given: Case, machine: str) -> None:
 
 @pytest.mark.parametrize(("policy", "budget", "changes"), CELLS)
 @pytest.mark.parametrize("name", ["tiny-mixtral-code", "tiny-deepseek-docs"])
-def test_bundled_traces_agree(
-    name: str, policy: str, budget: str, changes: dict[str, Any]
-) -> None:
+def test_bundled_traces_agree(name: str, policy: str, budget: str, changes: dict[str, Any]) -> None:
     trace = RoutingTrace.load(bundled()[name])
     assert trace.header.spec is not None
     # blocks that do not divide an expert: the last one is shorter

@@ -1,4 +1,4 @@
-"""``crisp simulate --engine``: the fast replay gives the same figures, and says what it cannot do."""
+"""``crisp simulate --engine``: fast gives the same figures, and says what it cannot do."""
 
 from __future__ import annotations
 

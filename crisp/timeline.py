@@ -156,6 +156,13 @@ class StepLog:
         """A step has ended; the next one begins at once."""
         self._values.extend((end_ns, len(step.rows), step.phase, step.opens, step.closes))
 
+    def add_all(self, steps: Sequence[Step], ends: Rows) -> None:
+        """Steps have ended, one after the other, at ``ends`` [steps]."""
+        table = np.empty((len(steps), 5), np.int64)
+        table[:, 0] = ends
+        table[:, 1:] = [(len(step.rows), step.phase, step.opens, step.closes) for step in steps]
+        self._values.frombytes(table.tobytes())
+
     def columns(self) -> tuple[Rows, Rows, Rows, Rows, Rows]:
         """(end in ns, rows, phase, opens a prompt, closes one), each [steps]."""
         table = np.frombuffer(self._values, np.int64).reshape(-1, 5)

@@ -89,8 +89,7 @@ def execute(
         within(int(most))
         ends = np.empty(len(some), np.int64)
         run(machine, batch, ends)
-        for step, end in zip(some, ends.tolist(), strict=True):
-            log.add(step, end)
+        log.add_all(some, ends)
     return Executed(
         int(machine.now[at.TIME]),
         batches.skipped,

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from crisp import TOOL
+from crisp.counts import Decided
 from crisp.energy import Energy, States
 from crisp.errors import CrispError, InvariantError
-from crisp.event import EventScheduler
 from crisp.files import atomic
 from crisp.hardware import CostModel
 from crisp.model import ModelSpec
 from crisp.run_check import check
-from crisp.timeline import StepLog, Sums
+from crisp.timeline import StepLog, Totals
 from crisp.trace import DECODE
 
 VERSION = 1
@@ -54,7 +54,7 @@ class HostTimes:
     coordination: int  # around it: handing operations to the streams, hearing of their ends
 
 
-def provenance(settings: dict[str, Any], sums: Sums, energy: Energy | None) -> dict[str, Any]:
+def provenance(settings: dict[str, Any], sums: Totals, energy: Energy | None) -> dict[str, Any]:
     """Which program made a run of which inputs: the hash covers trace, profile, seed and all."""
     origin = None
     if energy is not None:  # its joules are metrics
@@ -112,8 +112,8 @@ def finish(
     spec: ModelSpec,
     *,
     cost: CostModel | None,
-    scheduler: EventScheduler,
-    sums: Sums,
+    scheduler: Decided,
+    sums: Totals,
     log: StepLog,
     total_ns: int,
     skipped: int,
@@ -225,7 +225,7 @@ def finish(
 
 
 def _bounds(
-    spec: ModelSpec, cost: CostModel | None, sums: Sums, n_bytes: int, steps: int
+    spec: ModelSpec, cost: CostModel | None, sums: Totals, n_bytes: int, steps: int
 ) -> tuple[dict[str, float | None], dict[str, str]]:
     """(what a run could not be faster than, in ms, reasons for what is None)."""
     names = [f"{name}_bound_ms_per_token" for name in ("io", "order", "compute", "memory")]
@@ -246,9 +246,7 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _check(
-    scheduler: EventScheduler, sums: Sums, states: States, total_ns: int, timed: bool
-) -> None:
+def _check(scheduler: Decided, sums: Totals, states: States, total_ns: int, timed: bool) -> None:
     """The sums of a run, counted in different places, must agree; timed: by a cost model."""
     facts = {
         "an event was left unfinished": scheduler.done,

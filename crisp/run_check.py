@@ -27,7 +27,7 @@ _DEEPEST = 20  # levels of lists and objects: a run has seven
 
 # a type, the words that are known, or what an object holds
 _SETTINGS: dict[str, Any] = {
-    "engine": ("simpy", "hw"),
+    "engine": ("simpy", "fast", "hw"),
     "trace": {"rows": int},
     "model": {},
     "policy": dict.fromkeys(("name", "width", "order", "cache", "scope", "unit"), str)

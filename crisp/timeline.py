@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -70,21 +71,32 @@ class Recorder:
                 sink.write(rows)
 
 
-class Sums:
-    """Totals over a timeline, fed block by block; all in ns unless said otherwise."""
+@dataclass
+class Totals:
+    """Sums over a run, whether its timeline was kept or not; in ns unless said otherwise."""
+
+    layer: int = 0  # router, attention and what else is not a routed expert
+    compute: int = 0  # routed experts
+    link: int = 0
+    compute_hidden: int = 0  # routed experts, while the link is busy
+    layer_hidden: int = 0
+    alone: int = 0  # all computations, undisturbed by the link
+    order_bound: int = 0  # every event's tasks in their best order
+    blocks_landed: int = 0  # blocks
+    blocks_computed: int = 0  # blocks
+
+    def digest(self) -> str | None:
+        """Sha256 of the timeline; None: there is none."""
+        return None
+
+
+class Sums(Totals):
+    """Totals over a timeline, fed block by block."""
 
     def __init__(self, by_block: bool) -> None:
+        super().__init__()
         self._by_block = by_block
         self._until = 0  # all before this has been counted
-        self.layer = 0  # router, attention and what else is not a routed expert
-        self.compute = 0  # routed experts
-        self.link = 0
-        self.compute_hidden = 0  # routed experts, while the link is busy
-        self.layer_hidden = 0
-        self.alone = 0  # all computations, undisturbed by the link
-        self.order_bound = 0  # every event's tasks in their best order
-        self.blocks_landed = 0  # blocks
-        self.blocks_computed = 0  # blocks
         self._rows = hashlib.sha256()
 
     def add(self, rows: Rows, now: int, link_since: int | None) -> None:
@@ -143,6 +155,13 @@ class StepLog:
     def add(self, step: Step, end_ns: int) -> None:
         """A step has ended; the next one begins at once."""
         self._values.extend((end_ns, len(step.rows), step.phase, step.opens, step.closes))
+
+    def add_all(self, steps: Sequence[Step], ends: Rows) -> None:
+        """Steps have ended, one after the other, at ``ends`` [steps]."""
+        table = np.empty((len(steps), 5), np.int64)
+        table[:, 0] = ends
+        table[:, 1:] = [(len(step.rows), step.phase, step.opens, step.closes) for step in steps]
+        self._values.frombytes(table.tobytes())
 
     def columns(self) -> tuple[Rows, Rows, Rows, Rows, Rows]:
         """(end in ns, rows, phase, opens a prompt, closes one), each [steps]."""

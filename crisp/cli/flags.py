@@ -49,6 +49,10 @@ TopK = Annotated[int | None, _choice("The trace's k, where it is not the model's
 Layers = Annotated[int | None, _choice("Run the first layers of the trace only.")]
 Seed = Annotated[int, _choice("Of order random.")]
 Limit = Annotated[int | None, _choice("Run the first rows only.")]
+Engine = Annotated[
+    str,
+    _choice("simpy, or fast: compiled, the same figures; no timeline, no unified memory."),
+]
 Timeline = Annotated[str | None, file("Every interval, as parquet")]
 Perfetto = Annotated[str | None, file("The timeline, for ui.perfetto.dev")]
 Plot = Annotated[str | None, file("A picture of some events: .png, .pdf or .svg")]

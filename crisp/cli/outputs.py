@@ -40,13 +40,16 @@ class Outputs:
         """Whether standard output carries data, so that people have to be told elsewhere."""
         return STDOUT in vars(self).values()
 
-    def check(self, cells: int, inputs: Iterable[tuple[str, Name]]) -> None:
+    def check(self, cells: int, inputs: Iterable[tuple[str, Name]], timeline: bool = True) -> None:
         """Raise CrispError for what could not be written after the work, or makes no sense.
 
-        cells: how many runs; inputs: as `check_outputs` takes them.
+        cells: how many runs; inputs: as `check_outputs` takes them; timeline: whether they have
+        one.
         """
         asked = {f"--{option}": name for option, name in vars(self).items() if name is not None}
         for option, name in asked.items():
+            if option != "--json" and not timeline:
+                raise CrispError(f"{option}: engine fast keeps no timeline; use --engine simpy")
             if option != "--json" and cells > 1:
                 raise CrispError(f"{option}: needs one policy and one budget, found {cells} runs")
             if name == STDOUT and option in ("--timeline", "--plot") and sys.stdout.isatty():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from crisp.case import Conditions
-from crisp.cli.cells import Cell, Routing, Source, open_source
+from crisp.cli.cells import ENGINES, Cell, Routing, Source, open_source
 from crisp.cli.words import counted
 from crisp.errors import CrispError
 from crisp.fitting import fit
@@ -42,7 +42,7 @@ class Setup:
         has_guess, seed = self.routing.simulated.guess is not None, self.conditions.seed
         return [named(name, has_guess=has_guess, seed=seed, **parts) for name in names]
 
-    def cell(self, policy: Policy, budget: Budget) -> Cell:
+    def cell(self, policy: Policy, budget: Budget, engine: str = ENGINES[0]) -> Cell:
         """One run of the table; CrispError for a budget that does not fit the model."""
         budget.capacity(self.spec, policy.cache)
         return Cell(
@@ -53,6 +53,7 @@ class Setup:
             policy,
             budget,
             self.conditions,
+            engine,
         )
 
     def rows(self) -> int:

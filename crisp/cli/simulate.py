@@ -47,6 +47,7 @@ def simulate(
     layers: flags.Layers = None,
     seed: flags.Seed = 0,
     limit: flags.Limit = None,
+    engine: flags.Engine = "simpy",
     json: Annotated[str | None, flags.file("The run, or the list of runs")] = None,
     timeline: flags.Timeline = None,
     perfetto: flags.Perfetto = None,
@@ -54,17 +55,20 @@ def simulate(
 ) -> None:
     """Run a trace under policies on a simulated machine."""
     from crisp.case import Conditions
-    from crisp.cli.cells import run_cell, run_cells
+    from crisp.cli.cells import ENGINES, run_cell, run_cells
     from crisp.cli.lists import split_list
     from crisp.cli.outputs import Outputs
     from crisp.cli.progress import progress
     from crisp.cli.setup import prepare
     from crisp.cli.tables import report
     from crisp.cli.targets import check_no_folder
+    from crisp.errors import nearest
     from crisp.policy import Budget
     from crisp.trace.bundled import resolve
 
     policies, budgets = split_list(policy, "--policy"), split_list(budget, "--budget")
+    if engine not in ENGINES:
+        raise nearest(engine, ENGINES, "engine")
     outputs = Outputs(json, timeline, perfetto, plot)
     check_no_folder("--metadata", metadata)
     inputs = [
@@ -74,7 +78,7 @@ def simulate(
         ("--model", model),
         ("--hardware", hardware),
     ]
-    outputs.check(len(policies) * len(budgets), inputs)
+    outputs.check(len(policies) * len(budgets), inputs, timeline=engine == "simpy")
     asked = [Budget.parse(text) for text in budgets]
     setup = prepare(
         trace,
@@ -91,7 +95,7 @@ def simulate(
     chosen = setup.policies(
         policies, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch
     )
-    cells = [setup.cell(one, share) for one in chosen for share in asked]
+    cells = [setup.cell(one, share, engine) for one in chosen for share in asked]
     if len(cells) == 1:
         with (
             outputs.sinks(cells[0].title, setup.spec, cells[0].power, setup.name) as sinks,

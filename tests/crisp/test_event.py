@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from crisp.tasks import Load, Task
 from crisp.workload import union
-from tests.sim.test_against_oracle import toys
+from tests.sim.drawn import toys
 from tests.sim.toys import Toy
 
 Decisions = list[tuple[Any, ...]]

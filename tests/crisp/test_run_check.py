@@ -54,7 +54,7 @@ def test_what_is_asked_for_is_what_a_run_has(
         (("settings", "budget", "asked"), None, "settings.budget.asked: found None, expected a te"),
         (("settings", "hardware"), "box", "settings.hardware: found 'box', expected an object"),
         (("settings", "device"), {}, "settings.device.name: found None, expected a text"),
-        (("settings", "engine"), "fast", "settings.engine: found 'fast', expected simpy or hw"),
+        (("settings", "engine"), "slow", "settings.engine: found 'slow', expected simpy or fast"),
         (("settings", "batch"), True, "settings.batch: found True, expected a whole number"),
         (("settings", "model", "bits"), "1/0", "settings.model: bits: found '1/0', expected Fract"),
         (("metrics", "tokens"), 0, "metrics.tokens: found 0, expected at least 1"),

@@ -1,0 +1,100 @@
+"""Tasks in their order, and the shortest time that any order could take."""
+
+from __future__ import annotations
+
+from crisp.policy.order import by_lot, draw_lot, johnson, widest_first
+from sim.fast.compiling import compiled
+from sim.fast.state import (
+    BY_BLOCK,
+    EVENT,
+    FIRST_SEEN,
+    ISSUED,
+    JOB_COMPUTE,
+    JOB_LOAD,
+    JOHNSON,
+    KEY,
+    ORDER,
+    PLACE,
+    SECOND_KEY,
+    SEED,
+    SLOT_OF,
+    SORTED,
+    WIDEST,
+    WIDTH,
+    Ints,
+)
+
+_widest_first, _johnson = compiled(widest_first), compiled(johnson)
+_by_lot, _draw_lot = compiled(by_lot), compiled(draw_lot)
+
+
+@compiled
+def rank(
+    rules: Ints, load_ns: Ints, now: Ints, slots: Ints, jobs: Ints, whole_ns: Ints, count: int
+) -> None:
+    """Put the slots of an event's tasks into SLOT_OF, by rank."""
+    order = rules[ORDER]
+    if order == FIRST_SEEN or count < 2:
+        for slot in range(count):
+            slots[SLOT_OF, slot] = slot
+        return
+    for slot in range(count):
+        width = slots[WIDTH, slot]
+        if order == WIDEST:
+            key = _widest_first(width, 0, 0, 0)
+        elif order == JOHNSON:
+            missing = max(0, width - slots[ISSUED, slot])
+            key = _johnson(width, load_ns[missing], whole_ns[slots[PLACE, slot]], 0)
+        else:
+            key = _by_lot(width, 0, 0, _draw_lot(rules[SEED], now[EVENT], slot))
+        jobs[KEY, slot], jobs[SECOND_KEY, slot] = key
+    _sort(jobs, slots[SLOT_OF], count)
+
+
+@compiled
+def best_order(
+    rules: Ints, load_ns: Ints, slots: Ints, jobs: Ints, piece_ns: Ints, count: int
+) -> int:
+    """The makespan of an event's loads and computations in their best order, in ns.
+
+    At granularity block every block is a job, see `crisp.timeline.Sums`.
+    """
+    total = 0
+    for slot in range(count):
+        width, issued, place = slots[WIDTH, slot], slots[ISSUED, slot], slots[PLACE, slot]
+        if rules[BY_BLOCK]:
+            for block in range(width):
+                load = load_ns[1] if block >= issued else 0
+                _add_job(jobs, total, load, piece_ns[place, block])
+                total += 1
+        else:
+            _add_job(jobs, total, load_ns[max(0, width - issued)], piece_ns[place, 0])
+            total += 1
+    _sort(jobs, jobs[SORTED], total)
+    loaded = computed = 0
+    for turn in range(total):
+        job = jobs[SORTED, turn]
+        loaded += jobs[JOB_LOAD, job]
+        computed = max(loaded, computed) + jobs[JOB_COMPUTE, job]
+    return computed
+
+
+@compiled
+def _add_job(jobs: Ints, job: int, load: int, compute: int) -> None:
+    jobs[JOB_LOAD, job], jobs[JOB_COMPUTE, job] = load, compute
+    jobs[KEY, job], jobs[SECOND_KEY, job] = _johnson(0, load, compute, 0)
+
+
+@compiled
+def _sort(jobs: Ints, order: Ints, count: int) -> None:
+    """By both keys; ties stay as they are. Events are short, or mostly in order."""
+    for job in range(count):
+        key, second, place = jobs[KEY, job], jobs[SECOND_KEY, job], job
+        while place > 0:
+            before = order[place - 1]
+            other = jobs[KEY, before]
+            if other < key or (other == key and jobs[SECOND_KEY, before] <= second):
+                break
+            order[place] = before
+            place -= 1
+        order[place] = job

@@ -1,0 +1,128 @@
+"""What a fast replay knows: the rules of a run, and all that changes while it goes on.
+
+Few and large arrays, for every array that a compiled function is given costs time. Places in them
+have names. An *entry* is one expert of one MoE layer, numbered layer by layer; a *row* is a MoE
+layer's number among MoE layers; a *slot* is a task's number in its event, by first appearance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from crisp.event import STAGING_EXPERTS
+
+Ints = npt.NDArray[np.int64]
+
+# Rules by number. NOBODY is ever evicted by the caches none and static, which admit nothing.
+NOBODY, LRU, LFU = range(3)
+FIRST_SEEN, WIDEST, JOHNSON, LOT = range(4)
+NEVER, PREVIOUS, GUESS = range(3)
+
+# `rules`: what does not change during a run.
+(
+    BY_BLOCK,  # 1: granularity block
+    SEQUENTIAL,  # 1: nothing overlaps
+    WHOLE,  # 1: unit expert
+    VICTIM, ORDER, SEED, PREFETCH,  # by number, as above
+    EXPERTS, BLOCKS, ROWS,  # experts of a layer, blocks of an expert, MoE layers
+    PER_LAYER,  # 1: a row has its own part of the budget
+    PART_SIZE,  # entries of a part
+    N_RULES,
+) = range(13)  # fmt: skip
+
+# `now`: single numbers.
+(
+    TIME,  # of the compute stream, in ns
+    EVENT,  # number of the last event begun
+    PART, LEFT, TURN,  # of the event: its part of the budget, tasks to compute, and computed
+    PENDING, NEXT,  # of the event: tasks to load for, and those issued in full
+    LOWEST,  # ranks below are not ready
+    STAGING,  # free blocks
+    BUSY, SINCE, UNTIL,  # the link: whether it loads, from when and until when
+    LOAD_SLOT, LOAD_BLOCKS,  # what it loads: the slot that waits for it or -1, and how many blocks
+    AHEAD_ROW, AHEAD_PART, AHEAD_FREE,  # predicted: the row, its part; free blocks of staging
+    FLIGHT, FLIGHT_STAGED, UNWANTED,  # the prefetch on the link: its entry or -1, as in `Fetch`
+    TASKS, HITS, PARTIAL,  # these and what follows are totals
+    BLOCKS_LOADED, BLOCKS_LANDED, BLOCKS_COMPUTED, USEFUL, LATE, WASTED,  # blocks
+    LAYER_NS, COMPUTE_NS, LINK_NS, LAYER_HIDDEN, COMPUTE_HIDDEN, ORDER_BOUND,
+    N_NOW,
+) = range(36)  # fmt: skip
+
+# `entries` [., entries], `parts` [., parts]: as in `Residency` and `Lookahead`.
+RESIDENT, HELD, LAST, COUNT, STAGED, FETCHED_FROM, FETCHED, N_ENTRIES = range(8)
+CAPACITY, USED, LOCKED, N_PARTS = range(4)
+
+# `slots` [., experts]: tasks of the event, as in `Task`, by slot.
+(
+    ENTRY, WIDTH, HAVE, ISSUED, LOW, FROM_STAGING, TRANSIENT, STARTED, ENDED,
+    PLACE,  # among the tasks of the batch
+    RANK,
+    SLOT_OF, READY,  # by rank; 1: its next piece may be computed
+    QUEUE,  # ranks of the tasks to load for
+    N_SLOTS,
+) = range(15)  # fmt: skip
+
+# `jobs` [., experts x blocks]: scratch of orders.
+KEY, SECOND_KEY, SORTED, JOB_LOAD, JOB_COMPUTE, N_JOBS = range(6)
+
+
+class Machine(NamedTuple):
+    """Rules and state, all int64."""
+
+    rules: Ints  # [N_RULES]
+    load_ns: Ints  # [blocks + 1] of a request for so many
+    row_of_layer: Ints  # [layers]; -1: it is not MoE
+    now: Ints
+    entries: Ints
+    parts: Ints
+    lists: Ints  # [rows + 1, 1 + experts] experts of each row's last event, and predicted ones;
+    # how many there are stands first
+    slots: Ints
+    jobs: Ints
+
+
+class Batch(NamedTuple):
+    """Steps to execute: their tasks, event by event, and what everything costs."""
+
+    kind_of_step: Ints  # [steps] its column of layer_ns
+    layer_ns: Ints  # [layers, kinds of step]
+    first_task: Ints  # [events + 1]
+    expert: Ints  # [tasks]
+    width: Ints  # [tasks]
+    piece_ns: Ints  # [tasks, 1 or blocks], by granularity
+    whole_ns: Ints  # [tasks]; zeros where no order asks
+    first_token: Ints  # [steps + 1]
+    guess: npt.NDArray[np.int16]  # [tokens, rows, k], for the next row; no tokens if nobody asks
+
+
+def machine(
+    rules: Ints, load_ns: Ints, row_of_layer: Ints, capacity: Sequence[int], initial: Sequence[int]
+) -> Machine:
+    """Nothing has happened.
+
+    capacity: blocks of each part of the budget; initial: blocks of each entry that are resident.
+    """
+    experts, blocks = int(rules[EXPERTS]), int(rules[BLOCKS])
+    entries = np.zeros((N_ENTRIES, len(initial)), np.int64)
+    entries[RESIDENT], entries[LAST] = initial, -1
+    parts = np.zeros((N_PARTS, len(capacity)), np.int64)
+    parts[CAPACITY] = capacity
+    parts[USED] = entries[RESIDENT].reshape(len(capacity), -1).sum(axis=1)
+    now = np.zeros(N_NOW, np.int64)
+    now[[EVENT, FLIGHT, LOAD_SLOT]] = -1
+    now[STAGING], now[AHEAD_FREE] = STAGING_EXPERTS * blocks, blocks
+    return Machine(
+        rules,
+        load_ns,
+        row_of_layer,
+        now,
+        entries,
+        parts,
+        np.zeros((rules[ROWS] + 1, 1 + experts), np.int64),
+        np.zeros((N_SLOTS, experts), np.int64),
+        np.zeros((N_JOBS, experts * blocks), np.int64),
+    )

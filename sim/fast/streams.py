@@ -1,0 +1,140 @@
+"""Link and compute, from one step to the next: `sim.streams` without its processes.
+
+At one instant all completions come first, then an event starts, then link and compute choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from crisp import residency as crisp_residency
+from crisp.errors import InvariantError
+from crisp.policy import cache as crisp_cache
+from crisp.policy import order as crisp_order
+from sim.fast import compiling, lookahead, orders, residency, scheduler, starting, state
+from sim.fast.compiling import BARE, digest, inlined, kept
+from sim.fast.orders import best_order, rank
+from sim.fast.scheduler import computed, loaded, next_compute, next_load, queue
+from sim.fast.starting import access, look_ahead
+from sim.fast.state import (
+    BUSY,
+    BY_BLOCK,
+    COMPUTE_HIDDEN,
+    COMPUTE_NS,
+    ENDED,
+    LAYER_HIDDEN,
+    LAYER_NS,
+    LEFT,
+    LINK_NS,
+    LOAD_BLOCKS,
+    NEVER,
+    ORDER_BOUND,
+    PLACE,
+    PREFETCH,
+    ROWS,
+    SINCE,
+    TIME,
+    UNTIL,
+    Batch,
+    Ints,
+    Machine,
+)
+
+SOURCES = digest(
+    (crisp_cache, crisp_order, crisp_residency, compiling, lookahead, orders, residency, scheduler,
+     starting, state)
+)  # fmt: skip
+
+
+def _enclosing(sources: str) -> Callable[[Machine, Batch, Ints], None]:
+    def run(machine: Machine, batch: Batch, ends: Ints) -> None:
+        """Execute a batch."""
+        sources  # noqa: B018  (enclosed: see `kept`)
+        rules, load_ns, row_of_layer, now, entries, parts, lists, slots, jobs = machine
+        kind_of_step, layer_ns, first_task, expert, width, piece_ns, whole_ns, tokens, guess = batch
+        for step in range(len(ends)):
+            for layer in range(len(row_of_layer)):
+                ns, row = layer_ns[layer, kind_of_step[step]], row_of_layer[layer]
+                if ns:
+                    hidden = _work(rules, load_ns, now, entries, parts, lists, slots, ns)
+                    now[LAYER_HIDDEN] += hidden
+                now[LAYER_NS] += ns
+                now[ORDER_BOUND] += ns
+                if row < 0:
+                    continue
+                first = first_task[step * rules[ROWS] + row]
+                count = first_task[step * rules[ROWS] + row + 1] - first
+                access(rules, now, entries, parts, slots, expert, width, row, first, count)
+                if rules[PREFETCH] != NEVER:
+                    look_ahead(
+                        rules, now, entries, parts, lists, expert, guess, row, first, count,
+                        tokens[step], tokens[step + 1],
+                    )  # fmt: skip
+                rank(rules, load_ns, now, slots, jobs, whole_ns, count)
+                now[ORDER_BOUND] += best_order(rules, load_ns, slots, jobs, piece_ns, count)
+                queue(rules, now, slots, count)
+                while now[LEFT]:
+                    _piece(rules, load_ns, now, entries, parts, lists, slots, piece_ns)
+            ends[step] = now[TIME]
+
+    return kept(run, **BARE)
+
+
+@inlined
+def _piece(
+    rules: Ints, load_ns: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints,
+    piece_ns: Ints,
+) -> None:  # fmt: skip
+    """Compute the next piece of the event, as soon as there is one."""
+    slot = next_compute(rules, now, slots)
+    while slot < 0:
+        _choose(rules, load_ns, now, entries, parts, lists, slots)
+        if now[BUSY] == 0:
+            raise InvariantError("nothing can be loaded and nothing can be computed")
+        _arrive(rules, now, slots)
+        slot = next_compute(rules, now, slots)
+    ns = piece_ns[slots[PLACE, slot], slots[ENDED, slot] if rules[BY_BLOCK] else 0]
+    now[COMPUTE_HIDDEN] += _work(rules, load_ns, now, entries, parts, lists, slots, ns)
+    now[COMPUTE_NS] += ns
+    computed(now, entries, parts, slots, slot)
+
+
+@inlined
+def _work(
+    rules: Ints, load_ns: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints,
+    ns: int,
+) -> int:  # fmt: skip
+    """Compute works for ``ns`` from now on; returns how much of that the link is busy, too."""
+    begin, end, hidden = now[TIME], now[TIME] + ns, 0
+    while now[TIME] < end:  # what arrives at the end has arrived; the link chooses later
+        _choose(rules, load_ns, now, entries, parts, lists, slots)
+        if now[BUSY] == 0:
+            break
+        hidden += min(end, now[UNTIL]) - max(begin, now[SINCE])
+        if now[UNTIL] > end:
+            break
+        _arrive(rules, now, slots)
+    now[TIME] = end
+    return hidden
+
+
+@inlined
+def _choose(
+    rules: Ints, load_ns: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints
+) -> None:
+    """The link, if it is free, begins what may be loaded now."""
+    if now[BUSY] == 0 and next_load(rules, now, entries, parts, lists, slots):
+        now[BUSY], now[SINCE] = 1, now[TIME]
+        now[UNTIL] = now[TIME] + load_ns[now[LOAD_BLOCKS]]
+
+
+@inlined
+def _arrive(rules: Ints, now: Ints, slots: Ints) -> None:
+    """What the link loads has arrived, and it is that time."""
+    now[TIME], now[BUSY] = now[UNTIL], 0
+    now[LINK_NS] += now[UNTIL] - now[SINCE]
+    loaded(rules, now, slots)
+
+
+run = _enclosing(SOURCES)
+"""run(machine, batch, ends) executes a batch; ends[step]: when each step ends, in ns."""

@@ -1,0 +1,201 @@
+"""The fast replay equals the SimPy model in all that it counts, or refuses."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from crisp.case import Case, Conditions
+from crisp.errors import CrispError
+from crisp.fitting import fit
+from crisp.model import ModelSpec
+from crisp.policy import Budget, Cache, Order, named
+from crisp.profile import Profile
+from crisp.timeline import Recorder, StepLog, Totals
+from crisp.trace import RoutingTrace
+from crisp.trace.bundled import bundled
+from crisp.workload import Workload, chosen_rows, plan, split
+from sim.fast import streams
+from sim.fast.batches import distinct
+from sim.fast.execution import execute
+from sim.hardware import profile as hardware
+from sim.replay import replay
+from sim.simulate import simulate
+from sim.streams import Streams
+from tests.sim.drawn import toys
+from tests.sim.toys import Costs, GivenWidths, Toy
+
+TOTALS = [field.name for field in fields(Totals)]
+COUNTS = ("done", "event", "tasks", "hits", "partial_hits", "blocks_loaded")
+
+
+def told(scheduler: Any, sums: Totals, log: StepLog, **more: Any) -> dict[str, Any]:
+    """All that a run is made of but its settings."""
+    ahead = scheduler.ahead
+    return {
+        **{name: getattr(scheduler, name) for name in COUNTS},
+        "ahead": None if ahead is None else (ahead.useful, ahead.late, ahead.wasted),
+        **{name: getattr(sums, name) for name in TOTALS},
+        "steps": [column.tolist() for column in log.columns()],
+        **more,
+    }
+
+
+def by_simpy(toy: Toy) -> dict[str, Any]:
+    trace, scheduler, log = toy.trace(), toy.scheduler(), StepLog()
+    workload = Workload(trace, GivenWidths(tabled=True), guess=toy.prefetch == "guess")
+    recorder = Recorder([], by_block=toy.granularity == "block")
+    total = Streams(toy.spec(), scheduler, toy.costs, workload, recorder, log).run(steps(toy))
+    return told(
+        scheduler, recorder.sums, log, total=total, skipped=workload.skipped,
+        resident=scheduler.store.resident,
+    )  # fmt: skip
+
+
+def fast(toy: Toy) -> dict[str, Any]:
+    found = execute(
+        toy.spec(), toy.policy(), toy.capacity(), toy.initial(),
+        by_block=toy.granularity == "block", cost=toy.costs, trace=toy.trace(),
+        widths=GivenWidths(tabled=True), steps=steps(toy),
+    )  # fmt: skip
+    return told(
+        found.decided, found.sums, found.log, total=found.total_ns, skipped=found.skipped,
+        resident=found.resident,
+    )  # fmt: skip
+
+
+def steps(toy: Toy) -> Any:
+    trace = toy.trace()
+    return plan(trace, chosen_rows(trace, "all", None), toy.batch, toy.chunk)
+
+
+@settings(max_examples=300)
+@given(toys())
+def test_random_runs_agree(toy: Toy) -> None:
+    toy = replace(toy, tabled=True)
+    assert fast(toy) == by_simpy(toy)
+
+
+def test_batches_go_on_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Residency, predictions and the load in flight outlive a batch of steps."""
+    rng = np.random.default_rng(3)
+    experts = rng.random((40, 2, 6)).argsort(axis=2)[:, :, :2]
+    toy = Toy(
+        experts, rng.integers(0, 4, experts.shape), 6, 3, prefetch="previous", granularity="block",
+        costs=Costs(load_block=9, router=5),
+    )  # fmt: skip
+    whole = by_simpy(toy)
+    for rows in (1, 7):
+        monkeypatch.setattr("sim.fast.batches._ROWS", rows)
+        assert fast(toy) == whole
+
+
+CELLS: list[tuple[str, str, dict[str, Any]]] = [
+    ("fo", "10%", {}),
+    ("lru", "30%", {}),
+    ("up", "10%", {}),
+    ("crisp", "50%", {}),
+    ("crisp", "30%", {"phase": "prefill", "chunk": 96}),
+    ("lru", "30%", {"cache": "lfu", "batch": 3}),
+    ("lru", "20%", {"cache": "static", "scope": "global", "unit": "block"}),
+    ("crisp", "10%", {"unit": "block", "order": "random(7)"}),
+    ("crisp", "30%", {"granularity": "block", "phase": "all", "batch": 2}),
+    ("crisp", "30%", {"unit": "block", "granularity": "block", "order": "johnson"}),
+    ("crisp", "50%", {"cache": "lfu", "scope": "global", "unit": "block"}),
+    ("mo", "30%", {}),
+    ("mo", "20%", {"width": "tiered", "order": "johnson", "unit": "block", "phase": "all"}),
+    ("mo", "30%", {"scope": "global", "granularity": "block", "prefetch": "previous"}),
+]
+
+
+def case(trace: RoutingTrace, spec: ModelSpec, policy: str, budget: str, **changes: Any) -> Case:
+    names = ("granularity", "batch", "phase", "chunk", "limit")
+    conditions = {name: changes.pop(name) for name in names if name in changes}
+    first, rest, how = split(trace)
+    return Case(
+        rest, fit(spec, trace), named(policy, has_guess=trace.guess is not None, **changes),
+        Budget.parse(budget), Profile.from_trace(first), Conditions(**conditions), how,
+    )  # fmt: skip
+
+
+def check(given: Case, machine: str) -> None:
+    expected, found = (run(given, hardware(machine)).to_dict() for run in (simulate, replay))
+    assert found["settings"].pop("engine") == "fast"
+    assert expected["settings"].pop("engine") == "simpy"
+    assert found["provenance"].pop("timeline_sha256") is None
+    for run in (expected, found):
+        run["provenance"].pop("inputs_sha256")
+    expected["provenance"].pop("timeline_sha256")
+    assert found == expected
+
+
+@pytest.mark.parametrize(("policy", "budget", "changes"), CELLS)
+@pytest.mark.parametrize("name", ["tiny-mixtral-code", "tiny-deepseek-docs"])
+def test_bundled_traces_agree(name: str, policy: str, budget: str, changes: dict[str, Any]) -> None:
+    trace = RoutingTrace.load(bundled()[name])
+    assert trace.header.spec is not None
+    # blocks that do not divide an expert: the last one is shorter
+    own = ModelSpec.from_dict(trace.header.spec, name).with_(block=48)
+    check(case(trace, own, policy, budget, **({"limit": 400} | changes)), "rtx4090-pcie4")
+
+
+def test_paper_profile_at_the_size_of_mixtral() -> None:
+    """A layer of 0.6 ms, an expert of 5.6 and 1.3 ms: a third of a ms and more is rounded."""
+    trace = RoutingTrace.load(bundled()["tiny-mixtral-docs"])
+    spec = ModelSpec.named("mixtral-8x7b").with_(bits=Fraction("4.25"))
+    check(case(trace, spec, "crisp", "20%", granularity="block", limit=300), "paper-table1")
+
+
+def test_refuses_what_it_cannot_do_exactly() -> None:
+    trace = RoutingTrace.load(bundled()["tiny-mixtral-docs"])
+    spec = ModelSpec.named("mixtral-8x7b")
+    given = case(trace, spec, "crisp", "20%", limit=5)
+    for policy, machine, what in (
+        (given.policy, "jetson-agx-orin-32gb", "unified memory, which jetson-agx-orin-32gb has"),
+        (replace(given.policy, cache=Cache("new")), "paper-table1", "cache new"),
+        (replace(given.policy, order=Order("random", 1 << 62)), "paper-table1", "order random wit"),
+    ):
+        with pytest.raises(CrispError, match=f"^engine fast: does not know {what}"):
+            replay(replace(given, policy=policy), hardware(machine))
+
+
+@pytest.mark.parametrize(
+    ("costs", "what"),
+    [
+        (Costs(request=0, load_block=0), "a load that takes 0 ns"),
+        (Costs(launch=0, compute_block=0), "a computation that takes 0 ns"),
+        (Costs(router=1 << 62), "times that 64 bits cannot count"),
+        (Costs(router=1 << 60), "times that 64 bits cannot count"),
+    ],
+)
+def test_refuses_times_that_it_cannot_order_or_count(costs: Costs, what: str) -> None:
+    toy = Toy([[[0]], [[1]], [[0]], [[1]]], np.full((4, 1, 1), 2), 2, 2, costs=costs)
+    with pytest.raises(CrispError, match=f"^engine fast: does not know {what}; use --engine simpy"):
+        fast(toy)
+
+
+def test_refuses_widths_that_ask_what_is_resident() -> None:
+    toy = Toy([[[0]]], [[[1]]], 2, 2)
+    with pytest.raises(CrispError, match="widths that depend on what is resident"):
+        execute(
+            toy.spec(), toy.policy(), toy.capacity(), None, by_block=False, cost=toy.costs,
+            trace=toy.trace(), widths=GivenWidths(tabled=False), steps=steps(toy),
+        )  # fmt: skip
+
+
+def test_distinct_by_counting_and_by_sorting() -> None:
+    for values in ([], [2, 0, 2, 1], [10**12, 5, 10**12]):
+        found, place = distinct(np.array(values, np.int64))
+        assert found.tolist() == sorted(set(values))
+        assert found[place].tolist() == values
+
+
+def test_what_was_compiled_is_of_these_sources() -> None:
+    """Numba looks at one file alone: the others are in a digest that the compiled one encloses."""
+    enclosed = [cell.cell_contents for cell in streams.run.py_func.__closure__]
+    assert streams.SOURCES in enclosed

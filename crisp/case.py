@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from crisp.errors import CrispError, nearest
 from crisp.event import EventScheduler
+from crisp.foresight import Future, look_ahead
 from crisp.hardware import CostModel, HardwareProfile, cost_model
 from crisp.model import ModelSpec
-from crisp.policy import Budget, Policy, static_residents
+from crisp.policy import Budget, Policy, static_residents, warmth
 from crisp.profile import Profile
 from crisp.trace import RoutingTrace
 from crisp.workload import PHASES, Step, Workload, chosen_rows, plan
@@ -81,6 +82,27 @@ class Case:
             return None
         return static_residents(self.spec, self.profile, self.policy.cache, self.capacity())
 
+    def warmth(self) -> list[int] | None:
+        """Of each expert, where the cache asks for it."""
+        return warmth(self.spec, self.profile) if self.policy.cache.name == "tier-aware" else None
+
+    def future(self) -> Future:
+        """All tasks to come. Raises CrispError where they depend on what is resident."""
+        workload = self.workload()
+        if workload.depends:
+            raise CrispError(
+                f"policy {self.policy.name}: {self.policy.oracle} is an oracle, but its widths "
+                "depend on what is resident: they cannot be known beforehand"
+            )
+        return look_ahead(
+            self.spec,
+            (
+                (event.layer, workload.tasks(event, lambda layer: ()))
+                for event in workload.events(self.steps())
+                if event.experts is not None
+            ),
+        )
+
     def order_cost(self, hardware: HardwareProfile | None) -> CostModel | None:
         """What an order that needs times asks, where times are measured; None: it needs none.
 
@@ -98,6 +120,8 @@ class Case:
             granularity=self.conditions.granularity,
             cost=cost,
             initial=self.initial(),
+            warmth=self.warmth(),
+            future=self.future() if self.policy.oracle else None,
         )
 
     def workload(self) -> Workload:

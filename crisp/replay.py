@@ -10,7 +10,7 @@ from crisp.errors import CrispError
 from crisp.event import EventScheduler
 from crisp.model import ModelSpec
 from crisp.policy import Budget, Policy
-from crisp.policy.cache import static_residents
+from crisp.policy.cache import static_residents, warmth
 from crisp.profile import Profile
 from crisp.tasks import Task
 
@@ -39,8 +39,9 @@ class Replay:
         if policy.cache.name == "static":
             initial = static_residents(spec, profile, policy.cache, capacity)
         self.in_step = policy.cache.scope == "global"
+        warm = warmth(spec, profile) if policy.cache.name == "tier-aware" else None
         self.scheduler = EventScheduler(
-            spec, policy, capacity, granularity="expert", cost=None, initial=initial
+            spec, policy, capacity, granularity="expert", cost=None, initial=initial, warmth=warm
         )
         self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
         self._n = spec.n_experts

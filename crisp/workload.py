@@ -123,6 +123,11 @@ class Workload:
         self._weights = trace.weights
         self.skipped = 0  # (token, expert)s of width 0 so far
 
+    @property
+    def depends(self) -> bool:
+        """Whether tasks depend on what is resident."""
+        return not self._at_once
+
     def events(self, steps: Iterable[Step]) -> Iterator[Event]:
         """All events in order; routing is looked up for many steps at once."""
         some: list[Step] = []

@@ -122,13 +122,18 @@ def check(
     """Raise CrispError for what `generate` would refuse, before there is a model."""
     for needs, what in (
         (isinstance(policy.width, Tiered), "width tiered"),
-        (policy.cache.name == "static", "cache static"),
+        (policy.cache.profiled, f"cache {policy.cache.name}"),
     ):
         if needs and profile is None:
             raise CrispError(
                 f"policy {policy.name}: {what} needs counts of combinations; give --metadata FILE, "
                 "as crisp prepare writes it"
             )
+    if policy.oracle:
+        raise CrispError(
+            f"policy {policy.name}: {policy.oracle} is an oracle, and nobody knows what will be "
+            "generated; crisp simulate takes it, with a trace"
+        )
     check_times(policy, hardware)
     if max_new_tokens < 1:
         raise CrispError(f"--max-new-tokens {max_new_tokens}: expected 1 or more")

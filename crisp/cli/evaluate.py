@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crisp.cli import flags
 from crisp.cli.targets import STDOUT, Name, check_no_folder, check_outputs
 from crisp.errors import CrispError
 from crisp.files import atomic
@@ -51,7 +52,7 @@ def evaluate(
         str | None,
         typer.Option(help="Replay a cache of 10%, .1 or 4GB: what it holds, what is loaded."),
     ] = None,
-    cache: Annotated[str | None, typer.Option(help="none, lru, lfu or static.")] = None,
+    cache: flags.Cache = None,
     scope: Annotated[str, typer.Option(help="Of the cache: layer or global.")] = "layer",
     unit: Annotated[str, typer.Option(help="What is admitted, evicted: expert, block.")] = "expert",
     block: Annotated[
@@ -216,8 +217,8 @@ def _check_uncounted(chosen: list[tuple[str, Policy]], budget: Budget | None) ->
         needs = None
         if isinstance(policy.width, Tiered):
             needs = f"width {width}"
-        elif budget is not None and policy.cache.name == "static":
-            needs = "cache static"
+        elif budget is not None and policy.cache.profiled:
+            needs = f"cache {policy.cache.name}"
         if needs:
             raise CrispError(
                 f"--policy {policy.name}: {needs} needs counts of combinations; give --metadata "

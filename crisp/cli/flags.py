@@ -36,18 +36,28 @@ MetadataFile = Annotated[
     ),
 ]
 Width = Annotated[str | None, _choice("full, uniform(.5), single or tiered(alpha=.6,beta=.9).")]
-Order = Annotated[str | None, _choice("sequential, fifo, random(SEED), widest or johnson.")]
-Cache = Annotated[str | None, _choice("none, lru, lfu or static.")]
+Order = Annotated[
+    str | None,
+    _choice("sequential, fifo, random(SEED), widest, narrowest, resident-first or johnson."),
+]
+Cache = Annotated[
+    str | None,
+    _choice(
+        "none, static, lru, lfu, lfu-in-cache, fifo, slru, lfru, least-stale, random(SEED), "
+        "tier-aware; by block suffix-lru, suffix-lfu; oracles: belady, belady-blocks, "
+        "belady-forced."
+    ),
+]
 Scope = Annotated[str, _choice("Of the cache: layer or global.")]
 Unit = Annotated[str, _choice("What is admitted, evicted: expert, block.")]
 Granularity = Annotated[str, _choice("What must have arrived to compute: expert or block.")]
-Prefetch = Annotated[str | None, _choice("none, previous or guess.")]
+Prefetch = Annotated[str | None, _choice("none, previous, guess or, an oracle, perfect.")]
 Phase = Annotated[str, _choice("decode, prefill or all.")]
 Batch = Annotated[int, _choice("Sequences that decode side by side.")]
 Chunk = Annotated[int, _choice("Prompt tokens of one prefill step.")]
 TopK = Annotated[int | None, _choice("The trace's k, where it is not the model's.")]
 Layers = Annotated[int | None, _choice("Run the first layers of the trace only.")]
-Seed = Annotated[int, _choice("Of order random.")]
+Seed = Annotated[int, _choice("Of what is random.")]
 Limit = Annotated[int | None, _choice("Run the first rows only.")]
 Timeline = Annotated[str | None, file("Every interval, as parquet")]
 Perfetto = Annotated[str | None, file("The timeline, for ui.perfetto.dev")]

@@ -15,7 +15,7 @@ from crisp.foresight import Future, look_ahead
 from crisp.hardware import CostModel, HardwareProfile, cost_model
 from crisp.model import ModelSpec
 from crisp.policy import Budget, Policy, static_residents, warmth
-from crisp.profile import Profile
+from crisp.profile import Following, Profile
 from crisp.trace import RoutingTrace
 from crisp.workload import PHASES, Step, Workload, chosen_rows, plan
 
@@ -69,6 +69,7 @@ class Case:
     split: str | None = None
     file: Mapping[str, str] | None = None
     everything: bool = False  # all experts are resident, whatever the budget
+    counted: RoutingTrace | None = None  # what the profile was counted from, if that is at hand
 
     def capacity(self) -> list[int]:
         """Blocks of each part of the budget."""
@@ -127,7 +128,19 @@ class Case:
     def workload(self) -> Workload:
         """The tasks of the events."""
         widths = self.policy.width.bind(self.spec, self.profile, self.trace.header.ordered)
-        return Workload(self.trace, widths, guess=self.policy.prefetch.name == "guess")
+        following = None
+        if self.policy.prefetch.name == "frequent":
+            following = Following.from_trace(self._counted(), self.profile.expert_counts)
+        return Workload(self.trace, widths, self.policy.prefetch.name == "guess", following)
+
+    def _counted(self) -> RoutingTrace:
+        """What the profile was counted from; CrispError if nobody knows."""
+        if self.counted is None:
+            raise CrispError(
+                "prefetch frequent: asks which experts follow which, which only a trace says; give "
+                "--profile TRACE in the place of metadata"
+            )
+        return self.counted
 
     def steps(self, progress: Callable[[int], None] | None = None) -> Iterator[Step]:
         """The forward passes; ``progress`` is told the rows of each one that begins."""
@@ -145,6 +158,8 @@ class Case:
         """All of it, resolved, safe for JSON: what two runs must share to be compared."""
         header, blocks = self.trace.header, sum(self.capacity())
         profile = {"sha256": self.profile.digest(), "from": self.split}
+        if self.policy.prefetch.name == "frequent":
+            profile["trace"] = self._counted().digest()
         return {
             "engine": engine,
             "trace": {

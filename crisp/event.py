@@ -95,8 +95,7 @@ class EventScheduler:
         self.event += 1
         self._row = self._rows[layer]
         self._part = self.store.part_of_row[self._row]
-        if not self._row:
-            self.store.begin_pass()
+        self.store.begin(self.event, self._row)
         self._access(tasks)
         if self._oracle is not None:
             widths = [task.width for task in tasks]

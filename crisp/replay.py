@@ -19,7 +19,7 @@ class Replay:
     """A policy's cache in a budget, event by event.
 
     Events of one layer must come in order; those of different layers may be interleaved at will
-    unless the scope is global (``in_step``).
+    unless they share a budget or are drawn for (``in_step``).
     """
 
     def __init__(self, spec: ModelSpec, policy: Policy, budget: Budget, profile: Profile) -> None:
@@ -38,7 +38,7 @@ class Replay:
         initial = None
         if policy.cache.name == "static":
             initial = static_residents(spec, profile, policy.cache, capacity)
-        self.in_step = policy.cache.scope == "global"
+        self.in_step = policy.cache.in_step
         warm = warmth(spec, profile) if policy.cache.name == "tier-aware" else None
         self.scheduler = EventScheduler(
             spec, policy, capacity, granularity="expert", cost=None, initial=initial, warmth=warm

@@ -71,7 +71,7 @@ class Residency:
         if not self.held[entry]:
             self.locked[part] += blocks
         self.held[entry] |= EVENT
-        self.last[entry] = self._event = event
+        self.last[entry] = event
         self.count[entry] += 1
         if self._rule.used is not None:
             low, high = self._bounds[part]
@@ -80,9 +80,10 @@ class Residency:
             )
         return blocks
 
-    def begin_pass(self) -> None:
-        """A forward pass begins."""
-        if self._rule.by_pass:
+    def begin(self, event: int, row: int) -> None:
+        """An event of MoE layer ``row`` begins; with the first layer a forward pass does."""
+        self._event = event
+        if self._rule.by_pass and row == 0:
             self.mark[:] = self._layers
 
     def hold(self, entry: int, part: int, why: int) -> None:

@@ -134,6 +134,11 @@ def check(
             f"policy {policy.name}: {policy.oracle} is an oracle, and nobody knows what will be "
             "generated; crisp simulate takes it, with a trace"
         )
+    if policy.prefetch.name == "frequent":
+        raise CrispError(
+            f"policy {policy.name}: prefetch frequent asks a trace which experts follow which, and "
+            "there is none; none, previous or guess was expected"
+        )
     check_times(policy, hardware)
     if max_new_tokens < 1:
         raise CrispError(f"--max-new-tokens {max_new_tokens}: expected 1 or more")

@@ -115,7 +115,7 @@ class Attached:
             return self._widths.widths(layer, ids, weights, None)
         if replay.in_step and len(ids) > 1:
             raise CrispError(
-                f"scope global with a budget: {len(ids)} tokens were fed at once, but what is "
+                f"scope global or cache random: {len(ids)} tokens were fed at once, but what is "
                 "resident depends on the order of layers; feed one at a time"
             )
         found = np.zeros(ids.shape, np.int16)

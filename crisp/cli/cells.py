@@ -84,6 +84,7 @@ class Cell:
             self.conditions,
             routing.how,
             routing.file,
+            counted=routing.counted,
         )
 
 

@@ -164,6 +164,7 @@ def described(policy: dict[str, Any]) -> str:
         "none": "",
         "guess": ", prefetches what the trace guessed",
         "previous": ", prefetches what the previous token used",
+        "frequent": ", prefetches what usually follows",
         "perfect": ", prefetches what comes next",
     }[policy["prefetch"]]
     oracle = f"; {policy['oracle']} is an oracle" if "oracle" in policy else ""

@@ -118,6 +118,11 @@ class Cache:
         return self.rule.victim
 
     @property
+    def in_step(self) -> bool:
+        """Whether decisions depend on the order of events of different layers."""
+        return self.scope == "global" or self.rule.drawn
+
+    @property
     def profiled(self) -> bool:
         """Whether anything is decided from a profile."""
         return self.name in ("static", "tier-aware")

@@ -45,7 +45,8 @@ def lfru_victim(
 ) -> int:
     """The one with the fewest uses for its age; ties: least recently, then the lowest.
 
-    Age is counted in events, from the latest use of any entry in [low, high), which has age 1.
+    Age is counted in events, from its last use to the latest use of any entry in [low, high); so it
+    does not matter how many layers there are beside.
     """
     now = 0
     for entry in range(low, high):
@@ -56,8 +57,8 @@ def lfru_victim(
             if best < 0:
                 best = entry
             else:  # count / age, compared exactly
-                own = count[entry] * (now - last[best] + 1)
-                least = count[best] * (now - last[entry] + 1)
+                own = count[entry] * (now - last[best])
+                least = count[best] * (now - last[entry])
                 if own < least or (own == least and last[entry] < last[best]):
                     best = entry
     return best

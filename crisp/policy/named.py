@@ -38,7 +38,7 @@ class Policy:
     @property
     def profiled(self) -> bool:
         """Whether anything is decided from a profile."""
-        return self.width.profiled or self.cache.profiled
+        return self.width.profiled or self.cache.profiled or self.prefetch.name == "frequent"
 
     @property
     def oracle(self) -> str:

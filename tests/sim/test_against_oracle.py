@@ -11,9 +11,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.oracles.straight import KEYS
 from tests.sim.toys import Costs, Toy
 
-ORDERS = ("fifo", "widest", "johnson", "random")
+ORDERS = ("fifo", "widest", "narrowest", "resident-first", "johnson", "random")
+CACHES = ("none", "static", *KEYS)
+PREFETCHES = ("none", "previous", "guess", "perfect")
 SAME = ("total_ns", "tasks", "hits", "partial", "blocks_loaded", "skipped_entries")
 
 
@@ -39,6 +42,7 @@ def toys(draw: st.DrawFn) -> Toy:
     starts = np.searchsorted(sequence, sequence)
     prompt = rng.integers(0, 3, rows)[starts] if draw(st.booleans()) else 0
     sequential = draw(st.booleans())
+    cache = draw(st.sampled_from(CACHES))
     costs = Costs(
         request=draw(st.integers(0, 3)),
         load_block=draw(st.integers(1, 5)),
@@ -53,12 +57,12 @@ def toys(draw: st.DrawFn) -> Toy:
         phase=(np.arange(rows) - starts >= prompt).astype(int),
         guess=guess,
         order="sequential" if sequential else draw(st.sampled_from(ORDERS)),
-        cache=draw(st.sampled_from(["none", "lru", "lfu", "static"])),
+        cache=cache,
         share=Fraction(draw(st.integers(1, 10)), 10),
         scope=draw(st.sampled_from(["layer", "global"])),
-        unit=draw(st.sampled_from(["expert", "block"])),
+        unit="block" if cache.startswith("suffix") else draw(st.sampled_from(["expert", "block"])),
         granularity=draw(st.sampled_from(["expert", "block"])),
-        prefetch="none" if sequential else draw(st.sampled_from(["none", "previous", "guess"])),
+        prefetch="none" if sequential else draw(st.sampled_from(PREFETCHES)),
         batch=draw(st.integers(1, 3)), chunk=draw(st.integers(1, 4)),
         costs=costs, tabled=draw(st.booleans()),
     )  # fmt: skip
@@ -72,7 +76,7 @@ def check(toy: Toy) -> None:
     assert ours["order_bound"] <= ours["total_ns"]
 
 
-@settings(max_examples=150)
+@settings(max_examples=300)
 @given(toys())
 def test_every_activity_agrees(toy: Toy) -> None:
     check(toy)

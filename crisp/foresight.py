@@ -68,20 +68,17 @@ def soonest(here: Ints, soon: Events, room: int, whole: bool) -> Ints:
     asks for each, rising. whole: all of an expert or nothing, by its first block, and what does not
     fit is passed over. Ties: the lowest expert.
     """
-    blocks = soon.shape[1]
-    kept = np.zeros(len(here), np.int64)
     if whole:
+        kept = np.zeros(len(here), np.int64)
         for entry in np.argsort(soon[:, 0].copy(), kind="mergesort"):
             if here[entry] <= room:
                 kept[entry] = here[entry]
                 room -= here[entry]
         return kept
-    for place in np.argsort(soon.copy().reshape(-1), kind="mergesort"):
-        entry = place // blocks
-        if room > 0 and place % blocks < here[entry]:
-            kept[entry] += 1
-            room -= 1
-    return kept
+    blocks = soon.shape[1]
+    places = np.argsort(soon.copy().reshape(-1), kind="mergesort")
+    places = places[places % blocks < here[places // blocks]][:room]
+    return np.bincount(places // blocks, minlength=len(here))
 
 
 class Foresight(Residency):

@@ -71,12 +71,10 @@ CACHES: dict[str, Rule] = {
     "fifo": Rule(lru_victim, last="stamp", admitted=stamp_entry),
     # Karedla, Love and Wherry, Caching strategies to improve disk system performance, 1994.
     "slru": Rule(lfu_victim, "stamp", "mark", used=promote, admitted=on_probation),
-    # Named after the expert caches of inference engines (llama.cpp, pull request 21609), which give
-    # no formula: uses over age, as in Blankstein et al., Hyperbolic caching, 2017, but age from
-    # the last use.
+    # The expert cache of vLLM's pull request 37190: the lowest frequency over age.
     "lfru": Rule(lfru_victim, count="mark", used=count_use, admitted=count_from_here),
-    # After Hoang et al., SpecMD, 2026: what this forward pass has not used goes first, and of that
-    # the layers that have run already; here, ties within a layer go by last use.
+    # After Hoang et al., SpecMD (arXiv 2602.03921), 2026: what this forward pass has not used goes
+    # first, and of that the layers that run first; ties within a layer go by last use here.
     "least-stale": Rule(lfu_victim, count="mark", used=use_current, by_pass=True),
     "random": Rule(lru_victim, last="stamp", drawn=True),
     # The paper's cuts (3.3.1), drawn between single experts: COLD ones go before WARM and HOT ones.

@@ -10,9 +10,7 @@ from itertools import product
 import numpy as np
 
 
-def fewest_loads(
-    events: Sequence[dict[int, int]], n_experts: int, room: int, whole: bool
-) -> int:
+def fewest_loads(events: Sequence[dict[int, int]], n_experts: int, room: int, whole: bool) -> int:
     """The fewest blocks that any cache of one layer loads. events: {expert: blocks asked for}.
 
     Between two events it may hold any prefix of what was there or was just used (whole: all of that

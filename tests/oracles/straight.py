@@ -28,8 +28,8 @@ Loads. One request at a time: all missing blocks of a task (granularity expert) 
     do not fit in the staging buffer (2 * n_blocks), the link waits and nothing is evicted.
 Victims. The smallest, ties by (layer, expert): lru: last use; lfu: count, last use; lfu-in-cache:
     events of this stay, last use; lfru: events of this stay over age, last use, where age is the
-    events from the last use until the latest use in the pool (none: infinitely frequent); fifo: event in which the first
-    block was taken; random: the lot that `lots(event, key)` draws; tier-aware: warmth, last use;
+    events from the last use until the latest use in the pool (none: infinitely frequent); fifo: the
+    event in which the first block was taken; random: the lot that `lots(event, key)` draws; tier-aware: warmth, last use;
     least-stale: whether used in this pass through the layers, layer, last use; suffix-lru and
     suffix-lfu: most blocks, then as lru or lfu, one block at a time. slru: protected entries last,
     then the oldest stamp. A new entry is not protected; one that an event finds is, stamped now;
@@ -42,10 +42,11 @@ Computations. One at a time. Granularity expert: one a task, when its whole widt
     free again when it (granularity expert: its task) has been computed.
 Sequential. A task is loaded, then computed, then the next one; nothing overlaps.
 Prefetch. When an event starts, the tasks of the next MoE layer's event are predicted (last layer:
-    of the first MoE layer of the next step). previous: the tasks of that
-    layer's last event. perfect: the tasks it will have. guess: the trace's guesses of this step's rows; none across steps. When the
-    running event has no load left to issue, or between events, the link takes one block at a time:
-    the next missing block of the first predicted expert that is not full. It goes into the budget
+    of the first MoE layer of the next step). previous: the tasks of that layer's last event.
+    perfect: the tasks it will have. guess: the trace's guesses of this step's rows; none across
+    steps. When the running event has no load left to issue, or between events, the link takes one
+    block at a time: the next missing block of the first predicted expert that is not full. It goes
+    into the budget
     if a block is free or can be freed, else (also if this expert has blocks in the prefetch
     staging, or the cache admits nothing) into the prefetch staging (n_blocks); if that is full,
     the link waits. When the event starts: staged blocks count as there; asked ones are transient

@@ -17,8 +17,8 @@ from crisp.errors import CrispError
 from crisp.event import EventScheduler
 from crisp.foresight import NEVER, soonest
 from crisp.model import ModelSpec
-from crisp.policy import named, warmth
 from crisp.policy import eviction as rules
+from crisp.policy import named, warmth
 from crisp.policy.cache import CACHES
 from crisp.profile import Profile
 from crisp.tasks import Task
@@ -102,7 +102,13 @@ def test_suffixes_go_before_prefixes() -> None:
     experts = np.array([0, 1, 2]).reshape(-1, 1, 1)
     for cache, left in {"lru": [0, 2, 2], "suffix-lru": [1, 1, 2], "suffix-lfu": [1, 1, 2]}.items():
         toy = Toy(
-            experts, 2 * np.ones_like(experts), 3, 2, cache=cache, share=Fraction(2, 3), unit="block"
+            experts,
+            2 * np.ones_like(experts),
+            3,
+            2,
+            cache=cache,
+            share=Fraction(2, 3),
+            unit="block",
         )
         assert replay(toy).store.resident == left
 
@@ -179,6 +185,27 @@ def test_forced_belady_equals_the_oracle(accesses: list[int], room: int) -> None
     assert found == forced_belady(accesses, room)
 
 
+def routed(shared: Path, layer: int, rows: int) -> np.ndarray:
+    """gpt-oss-20b's experts in one layer [rows, 4], of 32."""
+    table = pd.read_parquet(shared / "traces" / "gpt-oss-20b__mmlu-gpqa-mix.parquet")
+    table = table.sort_values(["sequence", "token", "layer"])
+    own = table[table["layer"] == layer][["e0", "e1", "e2", "e3"]]
+    return own.head(rows).to_numpy(np.int64)
+
+
+@pytest.mark.parametrize("share", [Fraction(1, 10), Fraction(3, 10), Fraction(1, 2)])
+def test_nothing_beats_belady_on_real_routing(share: Fraction, shared: Path) -> None:
+    experts = routed(shared, 11, 400)[:, None, :]
+
+    def loads(cache: str) -> int:
+        toy = Toy(experts, np.ones_like(experts), 32, 1, cache=cache, share=share, unit="block")
+        return replay(toy).blocks_loaded
+
+    found = {cache: loads(cache) for cache in [*ONLINE, "belady-forced", "belady"]}
+    assert min(found, key=found.__getitem__) == "belady"
+    assert found["belady"] < min(found["lru"], found["belady-forced"]) < found["none"]
+
+
 # ------------------------------------------------------------------------------ libCacheSim
 
 THEIRS = {"fifo": "FIFO", "lru": "LRU", "lfu-in-cache": "LFU", "belady-forced": "Belady"}
@@ -213,11 +240,8 @@ def test_misses_equal_libcachesims(cache: str) -> None:
 @pytest.mark.parametrize("cache", THEIRS)
 def test_misses_equal_libcachesims_on_real_routing(cache: str, shared: Path) -> None:
     """gpt-oss-20b, two layers, one access at a time: 32 experts, room for 10, 20 and 50 %."""
-    table = pd.read_parquet(shared / "traces" / "gpt-oss-20b__mmlu-gpqa-mix.parquet")
-    table = table.sort_values(["sequence", "token", "layer"])
     for layer in (0, 11):
-        own = table[table["layer"] == layer][["e0", "e1", "e2", "e3"]].head(800)
-        accesses = own.to_numpy(np.int64).ravel().tolist()
+        accesses = routed(shared, layer, 800).ravel().tolist()
         for room in (3, 6, 16):
             ours = replay(one_by_one(accesses, cache, room, 32)).blocks_loaded
             assert ours == their_misses(THEIRS[cache], accesses, room)
@@ -247,9 +271,7 @@ def test_victims_compiled(rule: Any) -> None:
     same()
 
 
-@pytest.mark.parametrize(
-    "rule", [rule.used for rule in CACHES.values() if rule.used is not None]
-)
+@pytest.mark.parametrize("rule", [rule.used for rule in CACHES.values() if rule.used is not None])
 def test_notes_of_uses_compiled(rule: Any) -> None:
     compiled = numba.njit(rule)
 
@@ -313,4 +335,3 @@ def test_an_oracle_needs_a_future() -> None:
         EventScheduler(
             spec, named("lru", cache="belady"), [8] * 32, granularity="expert", cost=None
         )
-

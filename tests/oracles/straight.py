@@ -29,10 +29,10 @@ Loads. One request at a time: all missing blocks of a task (granularity expert) 
 Victims. The smallest, ties by (layer, expert): lru: last use; lfu: count, last use; lfu-in-cache:
     events of this stay, last use; lfru: events of this stay over age, last use, where age is the
     events from the last use until the latest use in the pool (none: infinitely frequent); fifo: the
-    event in which the first block was taken; random: the lot that `lots(event, key)` draws; tier-aware: warmth, last use;
-    least-stale: whether used in this pass through the layers, layer, last use; suffix-lru and
-    suffix-lfu: most blocks, then as lru or lfu, one block at a time. slru: protected entries last,
-    then the oldest stamp. A new entry is not protected; one that an event finds is, stamped now;
+    event in which the first block was taken; random: the lot that `lots(event, key)` draws;
+    tier-aware: warmth, last use; least-stale: whether used in this pass through the layers, layer,
+    last use; suffix-lru and suffix-lfu: most blocks, then as lru or lfu, one block at a time. slru:
+    protected entries last, then the oldest stamp. A new entry is not protected; one that an event finds is, stamped now;
     while more than half of the room (floored) is protected, the protected entry with the oldest
     stamp is not any more, and stamped now. A stay counts the event that brings an entry if it
     asked for it.
@@ -46,10 +46,9 @@ Prefetch. When an event starts, the tasks of the next MoE layer's event are pred
     perfect: the tasks it will have. guess: the trace's guesses of this step's rows; none across
     steps. When the running event has no load left to issue, or between events, the link takes one
     block at a time: the next missing block of the first predicted expert that is not full. It goes
-    into the budget
-    if a block is free or can be freed, else (also if this expert has blocks in the prefetch
-    staging, or the cache admits nothing) into the prefetch staging (n_blocks); if that is full,
-    the link waits. When the event starts: staged blocks count as there; asked ones are transient
+    into the budget if a block is free or can be freed, else (also if this expert has blocks in the
+    prefetch staging, or the cache admits nothing) into the prefetch staging (n_blocks); if that is
+    full, the link waits. When the event starts: staged blocks count as there; asked ones are transient
     (freed when computed), and so is what the task still has to load; others are freed at once. A
     block in flight is not there yet; if asked, the task loads only what follows it; if not, a
     staged one is dropped when it lands and a kept one stays.

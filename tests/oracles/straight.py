@@ -33,9 +33,9 @@ Victims. The smallest, ties by (layer, expert): lru: last use; lfu: count, last 
     tier-aware: warmth, last use; least-stale: whether used in this pass through the layers, layer,
     last use; suffix-lru and suffix-lfu: most blocks, then as lru or lfu, one block at a time. slru:
     protected entries last, then the oldest stamp. A new entry is not protected; one that an event
-    finds is, stamped now; while more than half of the room (floored) is protected, the protected entry with the oldest
-    stamp is not any more, and stamped now. A stay counts the event that brings an entry if it
-    asked for it.
+    finds is, stamped now; while more than half of the room (floored) is protected, the protected
+    entry with the oldest stamp is not any more, and stamped now. A stay counts the event that
+    brings an entry if it asked for it.
     Protected: the experts of the running event; predicted ones until their event starts.
 Computations. One at a time. Granularity expert: one a task, when its whole width is there; block:
     one a block, any that is there, earliest task first, then lowest block. A transient block is
@@ -49,9 +49,9 @@ Prefetch. When an event starts, the tasks of the next MoE layer's event are pred
     into the budget if a block is free or can be freed, else (also if this expert has blocks in the
     prefetch staging, or the cache admits nothing) into the prefetch staging (n_blocks); if that is
     full, the link waits. When the event starts: staged blocks count as there; asked ones are
-    transient (freed when computed), and so is what the task still has to load; others are freed at once. A
-    block in flight is not there yet; if asked, the task loads only what follows it; if not, a
-    staged one is dropped when it lands and a kept one stays.
+    transient (freed when computed), and so is what the task still has to load; others are freed at
+    once. A block in flight is not there yet; if asked, the task loads only what follows it; if not,
+    a staged one is dropped when it lands and a kept one stays.
 Time. At one instant: all completions, then starts of layers and events, then the choices.
 """
 

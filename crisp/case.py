@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from crisp.errors import CrispError, nearest
 from crisp.event import EventScheduler
+from crisp.foresight import Future, look_ahead
 from crisp.hardware import CostModel, HardwareProfile, cost_model
 from crisp.model import ModelSpec
-from crisp.policy import Budget, Policy, static_residents
-from crisp.profile import Profile
+from crisp.policy import Budget, Policy, static_residents, warmth
+from crisp.profile import Following, Profile
 from crisp.trace import RoutingTrace
 from crisp.workload import PHASES, Step, Workload, chosen_rows, plan
 
@@ -68,6 +69,7 @@ class Case:
     split: str | None = None
     file: Mapping[str, str] | None = None
     everything: bool = False  # all experts are resident, whatever the budget
+    counted: RoutingTrace | None = None  # what the profile was counted from, if that is at hand
 
     def capacity(self) -> list[int]:
         """Blocks of each part of the budget."""
@@ -80,6 +82,27 @@ class Case:
         if self.policy.cache.name != "static":
             return None
         return static_residents(self.spec, self.profile, self.policy.cache, self.capacity())
+
+    def warmth(self) -> list[int] | None:
+        """Of each expert, where the cache asks for it."""
+        return warmth(self.spec, self.profile) if self.policy.cache.name == "tier-aware" else None
+
+    def future(self) -> Future:
+        """All tasks to come. Raises CrispError where they depend on what is resident."""
+        workload = self.workload()
+        if workload.depends:
+            raise CrispError(
+                f"policy {self.policy.name}: {self.policy.oracle} is an oracle, but its widths "
+                "depend on what is resident: they cannot be known beforehand"
+            )
+        return look_ahead(
+            self.spec,
+            (
+                (event.layer, workload.tasks(event, lambda layer: ()))
+                for event in workload.events(self.steps())
+                if event.experts is not None
+            ),
+        )
 
     def order_cost(self, hardware: HardwareProfile | None) -> CostModel | None:
         """What an order that needs times asks, where times are measured; None: it needs none.
@@ -98,12 +121,26 @@ class Case:
             granularity=self.conditions.granularity,
             cost=cost,
             initial=self.initial(),
+            warmth=self.warmth(),
+            future=self.future() if self.policy.oracle else None,
         )
 
     def workload(self) -> Workload:
         """The tasks of the events."""
         widths = self.policy.width.bind(self.spec, self.profile, self.trace.header.ordered)
-        return Workload(self.trace, widths, guess=self.policy.prefetch.name == "guess")
+        following = None
+        if self.policy.prefetch.name == "frequent":
+            following = Following.from_trace(self._counted(), self.profile.expert_counts)
+        return Workload(self.trace, widths, self.policy.prefetch.name == "guess", following)
+
+    def _counted(self) -> RoutingTrace:
+        """What the profile was counted from; CrispError if nobody knows."""
+        if self.counted is None:
+            raise CrispError(
+                "prefetch frequent: asks which experts follow which, which only a trace says; give "
+                "--profile TRACE in the place of metadata"
+            )
+        return self.counted
 
     def steps(self, progress: Callable[[int], None] | None = None) -> Iterator[Step]:
         """The forward passes; ``progress`` is told the rows of each one that begins."""
@@ -121,6 +158,8 @@ class Case:
         """All of it, resolved, safe for JSON: what two runs must share to be compared."""
         header, blocks = self.trace.header, sum(self.capacity())
         profile = {"sha256": self.profile.digest(), "from": self.split}
+        if self.policy.prefetch.name == "frequent":
+            profile["trace"] = self._counted().digest()
         return {
             "engine": engine,
             "trace": {

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
+from crisp.errors import CrispError
+from crisp.foresight import Foresight, Future
 from crisp.hardware import CostModel
 from crisp.lookahead import Lookahead
 from crisp.model import ModelSpec
@@ -39,13 +41,25 @@ class EventScheduler:
         granularity: str,
         cost: CostModel | None,
         initial: Sequence[int] | None = None,
+        warmth: Sequence[int] | None = None,
+        future: Future | None = None,
     ) -> None:
         """capacity: blocks of each part of the budget; initial: blocks resident from the start.
 
         granularity: ``expert`` or ``block``. The cost model is asked by orders that need times
-        and may be None for the others.
+        and may be None for the others. warmth: of each entry, for cache tier-aware. future: the
+        tasks of all events, for policies that are oracles; CrispError if they lack it.
         """
-        self.store = Residency(spec, policy.cache, capacity, initial)
+        if policy.oracle and future is None:
+            raise CrispError(
+                f"policy {policy.name}: {policy.oracle} is an oracle, and what comes next is not "
+                "known here; it can be simulated with a trace"
+            )
+        self._future = future
+        self.store = Residency(spec, policy.cache, capacity, initial, warmth)
+        self._oracle: Foresight | None = None
+        if policy.cache.rule.oracle and future is not None:
+            self.store = self._oracle = Foresight(spec, policy.cache, capacity, future)
         self.ahead: Lookahead | None = None
         if policy.prefetch.name != "none":
             self.ahead = Lookahead(self.store, spec.n_experts, spec.n_blocks)
@@ -81,7 +95,11 @@ class EventScheduler:
         self.event += 1
         self._row = self._rows[layer]
         self._part = self.store.part_of_row[self._row]
+        self.store.begin(self.event, self._row)
         self._access(tasks)
+        if self._oracle is not None:
+            widths = [task.width for task in tasks]
+            self._oracle.foresee(self.event, self._part, self._entries, widths)
         if self.ahead is not None:
             self._look_ahead(self.ahead, tasks, guess)
         self._queue(tasks if self._rule is None else self._ranked(tasks))
@@ -155,6 +173,8 @@ class EventScheduler:
         if not self._left:
             self.done = True
             self.store.release(self._entries, self._part, EVENT)
+            if self._oracle is not None:
+                self._oracle.settle(self._part)
 
     def _access(self, tasks: list[Task]) -> None:
         """Protect the event's entries, note their use, and see what of them is here."""
@@ -196,8 +216,10 @@ class EventScheduler:
 
         A task with blocks in the prefetch staging keeps none of the rest: a prefix has no hole.
         """
-        missing = task.width - task.issued
-        kept = 0 if task.staged else self.store.keepable(self._part, missing)
+        missing = wanted = task.width - task.issued
+        if self._oracle is not None:
+            wanted = self._oracle.wanted(task.entry, task.issued)
+        kept = 0 if task.staged else self.store.keepable(self._part, wanted)
         if missing - kept > self._staging:
             return None
         self._staging -= missing - kept
@@ -215,6 +237,8 @@ class EventScheduler:
         ahead.drop_rest()
         following = (self._row + 1) % len(self._rows)
         self._used[self._row] = [task.expert for task in tasks]
+        if self._future is not None:
+            guess = self._future.tasks(self.event + 1)
         ahead.predict(following, self._prefetch.predicted(guess, self._used[following]))
 
     def _ranked(self, tasks: list[Task]) -> list[Task]:
@@ -223,17 +247,17 @@ class EventScheduler:
         seed, event = self._order.seed, self.event
         keys = []
         for place, task in enumerate(tasks):
-            load_ns, compute_ns = self._times(task) if rule.timed else (0, 0)
+            missing = max(0, task.width - task.issued)
+            load_ns, compute_ns = self._times(task, missing) if rule.timed else (missing, 0)
             lot = draw_lot(seed, event, place) if rule.drawn else 0
             keys.append(rule.key(task.width, load_ns, compute_ns, lot))
         if keys == sorted(keys):
             return tasks
         return [tasks[place] for place in sorted(range(len(tasks)), key=keys.__getitem__)]
 
-    def _times(self, task: Task) -> tuple[int, int]:
+    def _times(self, task: Task, missing: int) -> tuple[int, int]:
         """What its missing blocks take to load, and all of it to compute, by the cost model."""
         assert self._cost is not None
-        missing = max(0, task.width - task.issued)
         load_ns = self._cost.load(missing * self._block_bytes) if missing else 0
         neurons = task.neurons(0, task.width, self._upto)
         return load_ns, self._cost.compute(0, task.width, neurons)

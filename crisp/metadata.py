@@ -21,10 +21,11 @@ from crisp.errors import CrispError
 from crisp.files import atomic, check_readable
 from crisp.model import ModelSpec
 from crisp.profile import Profile, dominant, tiers
+from crisp.profile.weights import QUANTILES
 from crisp.units import exact
 
 FILE = "crisp.safetensors"
-VERSION = 1
+VERSION = 2
 POINTS = 32  # of an importance curve
 ALPHA, BETA = exact(".6", "alpha"), exact(".9", "beta")  # of the stored tiers (paper, 3.3.1)
 
@@ -36,6 +37,7 @@ _TENSORS: dict[str, tuple[type, tuple[str, ...]]] = {
     "increase": (np.float32, (_L, _E, _E)),
     "curves": (np.float32, (_L, _E, "points")),
     "contributions": (np.float32, (_L, _E, "blocks")),
+    "router_weights": (np.float16, (_L, _E, "quantiles")),
 }
 
 
@@ -52,11 +54,19 @@ class Metadata:
     increase: npt.NDArray[np.float32]
     curves: npt.NDArray[np.float32]  # [layers, experts, 32] share of importance in the leading /32
     contributions: npt.NDArray[np.float32]  # [layers, experts, blocks] mean |activation| x |down|
+    router_weights: npt.NDArray[np.float16]  # [layers, experts, 32] quantiles of its own
     provenance: Mapping[str, Any]  # texts, tokens, how roles were found, times, versions
 
     def profile(self) -> Profile:
         """The counts, with the measured roles."""
-        return Profile(self.expert_counts, self.pair_counts, True, dominant(self.increase))
+        return Profile(
+            self.expert_counts,
+            self.pair_counts,
+            True,
+            dominant(self.increase),
+            self.router_weights,
+            self.contributions,
+        )
 
     @property
     def roles_told(self) -> str:
@@ -86,6 +96,7 @@ class Metadata:
             "increase": self.increase,
             "curves": self.curves,
             "contributions": self.contributions,
+            "router_weights": self.router_weights,
         }
         header = {
             "version": VERSION,
@@ -153,6 +164,7 @@ def _header(path: Path | str, found: Mapping[str, str]) -> dict[str, Any]:
 
 def _checked(path: Path | str, spec: ModelSpec, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
     sizes = {_L: spec.n_layers, _E: spec.n_experts, "points": POINTS, "blocks": spec.n_blocks}
+    sizes["quantiles"] = QUANTILES
     for name, (dtype, axes) in _TENSORS.items():
         tensor, shape = tensors[name], tuple(sizes[axis] for axis in axes)
         if tensor.shape != shape or tensor.dtype != dtype:

@@ -10,7 +10,7 @@ from crisp.errors import CrispError
 from crisp.event import EventScheduler
 from crisp.model import ModelSpec
 from crisp.policy import Budget, Policy
-from crisp.policy.cache import static_residents
+from crisp.policy.cache import static_residents, warmth
 from crisp.profile import Profile
 from crisp.tasks import Task
 
@@ -19,7 +19,7 @@ class Replay:
     """A policy's cache in a budget, event by event.
 
     Events of one layer must come in order; those of different layers may be interleaved at will
-    unless the scope is global (``in_step``).
+    unless they share a budget or are drawn for (``in_step``).
     """
 
     def __init__(self, spec: ModelSpec, policy: Policy, budget: Budget, profile: Profile) -> None:
@@ -38,9 +38,10 @@ class Replay:
         initial = None
         if policy.cache.name == "static":
             initial = static_residents(spec, profile, policy.cache, capacity)
-        self.in_step = policy.cache.scope == "global"
+        self.in_step = policy.cache.in_step
+        warm = warmth(spec, profile) if policy.cache.name == "tier-aware" else None
         self.scheduler = EventScheduler(
-            spec, policy, capacity, granularity="expert", cost=None, initial=initial
+            spec, policy, capacity, granularity="expert", cost=None, initial=initial, warmth=warm
         )
         self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
         self._n = spec.n_experts

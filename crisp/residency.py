@@ -12,6 +12,7 @@ from typing import NamedTuple
 from crisp.errors import InvariantError
 from crisp.model import ModelSpec
 from crisp.policy.cache import Cache, kept_blocks
+from crisp.policy.order import draw_lot
 
 # Why an entry is protected; the reasons are independent bits.
 EVENT, PREDICTED = 1, 2
@@ -35,8 +36,12 @@ class Residency:
         cache: Cache,
         capacity: Sequence[int],
         initial: Sequence[int] | None = None,
+        warmth: Sequence[int] | None = None,
     ) -> None:
-        """capacity: blocks of each part; initial: blocks of each entry held from the start."""
+        """capacity: blocks of each part; initial: blocks of each entry held from the start.
+
+        warmth: of each entry, for a cache that asks for it.
+        """
         rows, self._experts = len(spec.moe_layers), spec.n_experts
         entries = rows * self._experts
         self.resident = list(initial) if initial else [0] * entries
@@ -44,6 +49,13 @@ class Residency:
         self.last = [-1] * entries  # event of the last use
         self.count = [0] * entries  # events taken part in
         self.capacity = list(capacity)
+        self._rule, self._seed = cache.rule, cache.seed
+        self._event = 0
+        # What the rule notes: see `crisp.policy.eviction`.
+        self._layers = [row for row in range(rows) for _ in range(self._experts)]
+        self.mark = list(warmth) if warmth else [0] * entries
+        self.stamp = [0] * entries
+        self._looks = getattr(self, cache.rule.last), getattr(self, cache.rule.count)
         self._victim = cache.victim
         self._whole = cache.unit == "expert"
         size = entries // len(capacity)
@@ -61,7 +73,18 @@ class Residency:
         self.held[entry] |= EVENT
         self.last[entry] = event
         self.count[entry] += 1
+        if self._rule.used is not None:
+            low, high = self._bounds[part]
+            self._rule.used(
+                self.mark, self.stamp, self.resident, entry, event, low, high, self.capacity[part]
+            )
         return blocks
+
+    def begin(self, event: int, row: int) -> None:
+        """An event of MoE layer ``row`` begins; with the first layer a forward pass does."""
+        self._event = event
+        if self._rule.by_pass and row == 0:
+            self.mark[:] = self._layers
 
     def hold(self, entry: int, part: int, why: int) -> None:
         """Protect an entry: nothing of it is evicted until every reason is released."""
@@ -89,6 +112,8 @@ class Residency:
         """Give a protected entry more blocks, evicting for them; `keepable` said that they fit."""
         over = self.used[part] + blocks - self.capacity[part]
         evicted = self._evict(part, over) if over > 0 else ()
+        if not self.resident[entry] and self._rule.admitted is not None:
+            self._rule.admitted(self.mark, self.stamp, self.last, entry, self._event)
         self.resident[entry] += blocks
         self.used[part] += blocks
         self.locked[part] += blocks
@@ -98,14 +123,18 @@ class Residency:
 
     def _evict(self, part: int, over: int) -> list[Eviction]:
         low, high = self._bounds[part]
+        last, count = self._looks
         evicted = []
+        if self._rule.drawn:
+            for entry in range(low, high):
+                self.stamp[entry] = draw_lot(self._seed, self._event, entry)
         while over > 0:
             assert self._victim is not None
-            entry = self._victim(self.resident, self.held, self.last, self.count, low, high)
+            entry = self._victim(self.resident, self.held, last, count, low, high)
             if entry < 0:
                 raise InvariantError(f"part {part}: {over} blocks over budget, nothing to evict")
             had = self.resident[entry]
-            leaves = had if self._whole else min(had, over)
+            leaves = had if self._whole else min(had, 1 if self._rule.suffixes else over)
             self.resident[entry] = had - leaves
             self.used[part] -= leaves
             self.landed -= leaves

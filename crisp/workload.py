@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from crisp.errors import CrispError
 from crisp.policy import BoundWidths
+from crisp.profile import Following
 from crisp.tasks import Task
 from crisp.trace import DECODE, PREFILL, RoutingTrace
 
@@ -113,15 +114,27 @@ def _chunks(prompt: list[int], chunk: int, whole: bool) -> Iterator[Step]:
 class Workload:
     """The events of a run's steps, and their tasks."""
 
-    def __init__(self, trace: RoutingTrace, widths: BoundWidths, guess: bool) -> None:
-        """guess: whether the run needs the trace's guesses."""
+    def __init__(
+        self,
+        trace: RoutingTrace,
+        widths: BoundWidths,
+        guess: bool,
+        following: Following | None = None,
+    ) -> None:
+        """guess: whether the run needs the trace's guesses; following: takes their place."""
         self._trace = trace
         self._policy = widths
         self._at_once = not widths.residency  # widths of many rows may be looked up together
         self._guess = trace.guess if guess else None
+        self._following = following
         self._experts = trace.experts[:0]
         self._weights = trace.weights
         self.skipped = 0  # (token, expert)s of width 0 so far
+
+    @property
+    def depends(self) -> bool:
+        """Whether tasks depend on what is resident."""
+        return not self._at_once
 
     def events(self, steps: Iterable[Step]) -> Iterator[Event]:
         """All events in order; routing is looked up for many steps at once."""
@@ -169,6 +182,9 @@ class Workload:
         if self._guess is not None:
             guess = self._guess[rows]
             ahead = {own: guess[:, then].tolist() for own, then in pairwise(moe)}
+        elif self._following is not None:
+            usual = self._following.guess
+            ahead = {own: usual(own, self._experts[:, own]).tolist() for own in moe[:-1]}
         start = 0
         for step in steps:
             stop = start + len(step.rows)

@@ -22,7 +22,6 @@ from crisp.errors import CrispError
 from crisp.event import EventScheduler
 from crisp.hardware import HardwareProfile
 from crisp.policy import Budget, Policy
-from crisp.policy.width import Tiered
 from crisp.profile import Profile
 from crisp.run import Run
 from crisp.timeline import Recorder, Sink
@@ -121,14 +120,24 @@ def check(
 ) -> None:
     """Raise CrispError for what `generate` would refuse, before there is a model."""
     for needs, what in (
-        (isinstance(policy.width, Tiered), "width tiered"),
-        (policy.cache.name == "static", "cache static"),
+        (policy.width.counted, f"width {policy.width_name}"),
+        (policy.cache.profiled, f"cache {policy.cache.name}"),
     ):
         if needs and profile is None:
             raise CrispError(
                 f"policy {policy.name}: {what} needs counts of combinations; give --metadata FILE, "
                 "as crisp prepare writes it"
             )
+    if policy.oracle:
+        raise CrispError(
+            f"policy {policy.name}: {policy.oracle} is an oracle, and nobody knows what will be "
+            "generated; crisp simulate takes it, with a trace"
+        )
+    if policy.prefetch.name == "frequent":
+        raise CrispError(
+            f"policy {policy.name}: prefetch frequent asks a trace which experts follow which, and "
+            "there is none; none, previous or guess was expected"
+        )
     check_times(policy, hardware)
     if max_new_tokens < 1:
         raise CrispError(f"--max-new-tokens {max_new_tokens}: expected 1 or more")

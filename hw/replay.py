@@ -17,6 +17,7 @@ import numpy as np
 from crisp.adapter import need
 from crisp.case import Case
 from crisp.energy import Meter
+from crisp.errors import CrispError
 from crisp.event import EventScheduler
 from crisp.hardware import HardwareProfile
 from crisp.run import Run
@@ -53,6 +54,11 @@ def replay(
     Raises CrispError for a store of another geometry, and for what goes wrong with the device.
     """
     store.check(case.spec)
+    if case.policy.cache.rule.oracle:
+        raise CrispError(
+            f"policy {case.policy.name}: {case.policy.oracle} is an oracle that no device can "
+            "follow; crisp simulate can"
+        )
     cost = case.order_cost(hardware)
     scheduler, workload = case.scheduler(cost), case.workload()
     recorder = Recorder(sinks, case.conditions.by_block)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ class Routes:
 class Rule:
     """A width policy that is bound already: it needs neither profile nor residency."""
 
-    residency = False
+    residency = counted = False
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> Self:
         """Nothing is left to bind."""
@@ -122,6 +122,7 @@ class DealtTiers:
     layer touches as many bytes as with tiers by frequency, to a hundredth of a full expert's.
     """
 
+    counted: ClassVar = True
     seed: int
     policy: Tiered
     draws: int = 1000  # then the nearest of them

@@ -25,7 +25,8 @@ from crisp.files import atomic
 from crisp.loading import in_float32, load
 from crisp.policy import Policy, named
 from crisp.policy.spelling import build
-from crisp.policy.width import WIDTHS, WidthPolicy
+from crisp.policy.width import WidthPolicy
+from crisp.policy.widths import WIDTHS
 from crisp.prepare.checkpoint import weights_digest
 from crisp.profile import Profile
 from crisp.quality import Scores, geometry, measure

@@ -16,7 +16,6 @@ from crisp.adapter.record import ranked
 from crisp.errors import CrispError
 from crisp.model import ModelSpec
 from crisp.policy import Budget, Policy
-from crisp.policy.width import Tiered
 from crisp.profile import Profile
 from crisp.replay import Replay
 from crisp.workload import union
@@ -56,8 +55,10 @@ class Attached:
             spec = ModelSpec.from_config(model.config.to_dict())
         self._experts = [Experts.of(layer) for layer in found.layers]
         _check(found, self._experts, spec)
-        if profile is None and isinstance(policy.width, Tiered):
-            raise CrispError(f"policy {policy.name}: width tiered needs counts of combinations")
+        if profile is None and policy.width.counted:
+            raise CrispError(
+                f"policy {policy.name}: width {policy.width_name} needs counts of combinations"
+            )
         counts = profile or Profile.empty(spec)
         self.spec, self.policy, self.tally = spec, policy, Tally()
         self._names = [layer.name for layer in found.layers]
@@ -115,7 +116,7 @@ class Attached:
             return self._widths.widths(layer, ids, weights, None)
         if replay.in_step and len(ids) > 1:
             raise CrispError(
-                f"scope global with a budget: {len(ids)} tokens were fed at once, but what is "
+                f"scope global or cache random: {len(ids)} tokens were fed at once, but what is "
                 "resident depends on the order of layers; feed one at a time"
             )
         found = np.zeros(ids.shape, np.int16)

@@ -87,6 +87,7 @@ class Cell:
             self.conditions,
             routing.how,
             routing.file,
+            counted=routing.counted,
         )
 
 

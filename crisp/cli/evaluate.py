@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crisp.cli import flags
 from crisp.cli.prepared import cautions, counts_of, metadata_of
 from crisp.cli.targets import STDOUT, Name, check_no_folder, check_outputs
 from crisp.errors import CrispError
@@ -23,17 +24,14 @@ if TYPE_CHECKING:
 def evaluate(
     model: Annotated[str, typer.Argument(help="A transformers MoE: a folder, or a hub name.")],
     policy: Annotated[
-        str, typer.Option(help="fo, lru, mo, up or crisp. A list such as up,crisp gives a table.")
+        str, typer.Option(help=f"{flags.POLICIES} A list such as up,crisp gives a table.")
     ],
     text: Annotated[
         list[Path],
         typer.Option("--text", help="A text to read (UTF-8); several: --text A B C."),
     ],
     more: Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="TEXT")] = None,
-    width: Annotated[
-        str | None,
-        typer.Option(help="full, uniform(.5), single or tiered(alpha=.6,beta=.9). Or a list."),
-    ] = None,
+    width: Annotated[str | None, typer.Option(help=f"{flags.WIDTHS} Or a list.")] = None,
     metadata: Annotated[
         Path | None,
         typer.Option(
@@ -48,9 +46,9 @@ def evaluate(
         str | None,
         typer.Option(help="Replay a cache of 10%, .1 or 4GB: what it holds, what is loaded."),
     ] = None,
-    cache: Annotated[str | None, typer.Option(help="none, lru, lfu or static.")] = None,
+    cache: flags.Cache = None,
     scope: Annotated[str, typer.Option(help="Of the cache: layer or global.")] = "layer",
-    unit: Annotated[str, typer.Option(help="What is admitted, evicted: expert, block.")] = "expert",
+    unit: flags.Unit = None,
     block: Annotated[
         int | None,
         typer.Option(help="Neurons of a block.  [default: the metadata's, else an eighth of d_ff]"),
@@ -184,7 +182,12 @@ def evaluate(
 
 
 def _policy(
-    name: str, width: str | None, cache: str | None, scope: str, unit: str, budget: Budget | None
+    name: str,
+    width: str | None,
+    cache: str | None,
+    scope: str,
+    unit: str | None,
+    budget: Budget | None,
 ) -> tuple[str, Policy]:
     """(its width as it was spelled, the policy)."""
     from crisp.policy import NAMED, named
@@ -198,7 +201,7 @@ def _policy(
     return NAMED[name].width if width is None else width, policy
 
 
-def _full(scope: str, unit: str) -> Policy:
+def _full(scope: str, unit: str | None) -> Policy:
     """The model as it is, fed like the others that are compared with it."""
     from crisp.policy import named
 
@@ -207,14 +210,12 @@ def _full(scope: str, unit: str) -> Policy:
 
 def _check_uncounted(chosen: list[tuple[str, Policy]], budget: Budget | None) -> None:
     """Raise CrispError for what needs counts of combinations, of which there are none."""
-    from crisp.policy.width import Tiered
-
     for width, policy in chosen:
         needs = None
-        if isinstance(policy.width, Tiered):
+        if policy.width.counted:
             needs = f"width {width}"
-        elif budget is not None and policy.cache.name == "static":
-            needs = "cache static"
+        elif budget is not None and policy.cache.profiled:
+            needs = f"cache {policy.cache.name}"
         if needs:
             raise CrispError(
                 f"--policy {policy.name}: {needs} needs counts of combinations; give --metadata "

@@ -35,19 +35,37 @@ MetadataFile = Annotated[
         metavar="FILE", help="A prepared model's crisp.safetensors, in place of --profile."
     ),
 ]
-Width = Annotated[str | None, _choice("full, uniform(.5), single or tiered(alpha=.6,beta=.9).")]
-Order = Annotated[str | None, _choice("sequential, fifo, random(SEED), widest or johnson.")]
-Cache = Annotated[str | None, _choice("none, lru, lfu or static.")]
+WIDTHS = (
+    "full, uniform(.5), single, tiered(alpha=.6,beta=.9), skip(.5), skip-contribution(.5), "
+    "drop(.25), contribution(.75), contribution-resident(.75) or resident(.5)."
+)
+POLICIES = "fo, lru, mo, up, crisp, em, drop, contribution or worth."
+Width = Annotated[str | None, _choice(WIDTHS)]
+Order = Annotated[
+    str | None,
+    _choice("sequential, fifo, random(SEED), widest, narrowest, resident-first or johnson."),
+]
+Cache = Annotated[
+    str | None,
+    _choice(
+        "none, static, lru, lfu, lfu-in-cache, fifo, slru, lfru, least-stale, random(SEED), "
+        "tier-aware; by block suffix-lru, suffix-lfu; oracles: belady, belady-blocks, "
+        "belady-forced."
+    ),
+]
 Scope = Annotated[str, _choice("Of the cache: layer or global.")]
-Unit = Annotated[str, _choice("What is admitted, evicted: expert, block.")]
+Unit = Annotated[
+    str | None,
+    _choice("What is admitted, evicted: expert or block.  [default: the policy's, mostly expert]"),
+]
 Granularity = Annotated[str, _choice("What must have arrived to compute: expert or block.")]
-Prefetch = Annotated[str | None, _choice("none, previous or guess.")]
+Prefetch = Annotated[str | None, _choice("none, previous, guess, frequent or, an oracle, perfect.")]
 Phase = Annotated[str, _choice("decode, prefill or all.")]
 Batch = Annotated[int, _choice("Sequences that decode side by side.")]
 Chunk = Annotated[int, _choice("Prompt tokens of one prefill step.")]
 TopK = Annotated[int | None, _choice("The trace's k, where it is not the model's.")]
 Layers = Annotated[int | None, _choice("Run the first layers of the trace only.")]
-Seed = Annotated[int, _choice("Of order random.")]
+Seed = Annotated[int, _choice("Of what is random.")]
 Limit = Annotated[int | None, _choice("Run the first rows only.")]
 Engine = Annotated[
     str,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def generate(
     model: Annotated[Path, typer.Argument(help="A folder with a transformers checkpoint.")],
     store: flags.StoreFolder,
-    policy: Annotated[str, typer.Option(help="fo, lru, mo, up or crisp.")],
+    policy: Annotated[str, typer.Option(help=flags.POLICIES)],
     budget: Annotated[str, typer.Option(help="Memory for routed experts: 10%, .1 or 4GB.")],
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="What is continued, greedily.")],
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 128,
@@ -53,7 +53,7 @@ def generate(
     order: flags.Order = None,
     cache: flags.Cache = None,
     scope: flags.Scope = "layer",
-    unit: flags.Unit = "expert",
+    unit: flags.Unit = None,
     granularity: flags.Granularity = "expert",
     prefetch: flags.Prefetch = None,
     chunk: flags.Chunk = 512,

@@ -14,7 +14,7 @@ from crisp.cli import flags
 def replay(
     trace: flags.Trace,
     store: flags.StoreFolder,
-    policy: Annotated[str, typer.Option(help=f"fo, lru, mo, up or crisp. {flags.LISTS}")],
+    policy: Annotated[str, typer.Option(help=f"{flags.POLICIES} {flags.LISTS}")],
     budget: Annotated[
         str, typer.Option(help="Memory for routed experts: 10%, .1 or 4GB. A list gives a table.")
     ],
@@ -36,7 +36,7 @@ def replay(
     order: flags.Order = None,
     cache: flags.Cache = None,
     scope: flags.Scope = "layer",
-    unit: flags.Unit = "expert",
+    unit: flags.Unit = None,
     granularity: flags.Granularity = "expert",
     prefetch: flags.Prefetch = None,
     phase: flags.Phase = "decode",

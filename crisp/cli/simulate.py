@@ -12,7 +12,7 @@ from crisp.cli import flags
 
 def simulate(
     trace: flags.Trace,
-    policy: Annotated[str, typer.Option(help=f"fo, lru, mo, up or crisp. {flags.LISTS}")],
+    policy: Annotated[str, typer.Option(help=f"{flags.POLICIES} {flags.LISTS}")],
     budget: Annotated[
         str,
         typer.Option(help="Memory for routed experts: 10%, .1 or 4GB. A list gives a table."),
@@ -30,7 +30,7 @@ def simulate(
     order: flags.Order = None,
     cache: flags.Cache = None,
     scope: flags.Scope = "layer",
-    unit: flags.Unit = "expert",
+    unit: flags.Unit = None,
     granularity: flags.Granularity = "expert",
     prefetch: flags.Prefetch = None,
     phase: flags.Phase = "decode",

@@ -164,8 +164,11 @@ def described(policy: dict[str, Any]) -> str:
         "none": "",
         "guess": ", prefetches what the trace guessed",
         "previous": ", prefetches what the previous token used",
+        "frequent": ", prefetches what usually follows",
+        "perfect": ", prefetches what comes next",
     }[policy["prefetch"]]
-    return f"width {policy['width']}, {policy['order']}, {cache}{ahead}"
+    oracle = f"; {policy['oracle']} is an oracle" if "oracle" in policy else ""
+    return f"width {policy['width']}, {policy['order']}, {cache}{ahead}{oracle}"
 
 
 def _part_of_a_model(setup: Setup, runs: Sequence[Run]) -> str | None:

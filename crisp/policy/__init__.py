@@ -1,6 +1,6 @@
 """Policies: widths, orders, caches, prefetchers, and the named combinations of them."""
 
-from crisp.policy.cache import Budget, Cache, static_residents
+from crisp.policy.cache import Budget, Cache, static_residents, warmth
 from crisp.policy.named import NAMED, Policy, named
 from crisp.policy.order import Order
 from crisp.policy.prefetch import Prefetch
@@ -17,4 +17,5 @@ __all__ = [
     "WidthPolicy",
     "named",
     "static_residents",
+    "warmth",
 ]

@@ -1,12 +1,11 @@
 """Cache policies: what is admitted to the budget and what is evicted for it.
 
-Rules are plain functions over the scheduler's arrays, indexed by entry (MoE layer x expert), and
-written so that numba can compile them.
+The rules that decide are plain functions over arrays (`crisp.policy.eviction`); here they get their
+names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -14,31 +13,26 @@ import numpy as np
 
 from crisp.errors import CrispError
 from crisp.model import ModelSpec
+from crisp.policy.eviction import (
+    AdmittedRule,
+    Array,
+    UsedRule,
+    VictimRule,
+    count_from_here,
+    count_use,
+    lfru_victim,
+    lfu_victim,
+    lru_victim,
+    on_probation,
+    promote,
+    stamp_entry,
+    suffix_lfu_victim,
+    suffix_lru_victim,
+    use_current,
+)
 from crisp.profile import Profile
+from crisp.profile.tiers import sorted_tiers
 from crisp.units import exact, parse_bytes, show_bytes
-
-Array = Sequence[int]
-VictimRule = Callable[[Array, Array, Array, Array, int, int], int]
-
-
-def lru_victim(resident: Array, held: Array, last: Array, count: Array, low: int, high: int) -> int:
-    """The resident, unprotected entry in [low, high) used least recently; ties: the lowest."""
-    best = -1
-    for entry in range(low, high):
-        if resident[entry] > 0 and held[entry] == 0 and (best < 0 or last[entry] < last[best]):
-            best = entry
-    return best
-
-
-def lfu_victim(resident: Array, held: Array, last: Array, count: Array, low: int, high: int) -> int:
-    """The one used in the fewest events since the start; ties: least recently, then the lowest."""
-    best, least = -1, (0, 0)
-    for entry in range(low, high):
-        if resident[entry] > 0 and held[entry] == 0:
-            use = count[entry], last[entry]
-            if best < 0 or use < least:
-                best, least = entry, use
-    return best
 
 
 def kept_blocks(missing: int, free: int, evictable: int, whole: bool) -> int:
@@ -51,11 +45,48 @@ def kept_blocks(missing: int, free: int, evictable: int, whole: bool) -> int:
     return 0 if whole else free + evictable
 
 
-VICTIMS: dict[str, VictimRule | None] = {
-    "none": None,
-    "lru": lru_victim,
-    "lfu": lfu_victim,
-    "static": None,
+@dataclass(frozen=True)
+class Rule:
+    """A cache policy: a victim rule, which arrays of `Residency` it looks at, what fills them."""
+
+    victim: VictimRule | None  # None: nothing is evicted for what is loaded
+    last: str = "last"  # the array in the place of last uses
+    count: str = "count"  # the one in the place of counts
+    used: UsedRule | None = None  # notes that an event uses an entry
+    admitted: AdmittedRule | None = None  # notes that an entry comes that had no block
+    drawn: bool = False  # stamps are lots, drawn anew in every event
+    by_pass: bool = False  # marks start from the layer's number in every forward pass
+    suffixes: bool = False  # one block is taken at a time, from any entry
+    oracle: bool = False  # knows the future
+
+
+CACHES: dict[str, Rule] = {
+    "none": Rule(None),
+    "static": Rule(None),
+    "lru": Rule(lru_victim),
+    # Counts since the start: an expert that comes back is as frequent as it was.
+    "lfu": Rule(lfu_victim),
+    # Counts begin anew with every stay, as in libCacheSim's LFU.
+    "lfu-in-cache": Rule(lfu_victim, count="mark", used=count_use, admitted=count_from_here),
+    "fifo": Rule(lru_victim, last="stamp", admitted=stamp_entry),
+    # Karedla, Love and Wherry, Caching strategies to improve disk system performance, 1994.
+    "slru": Rule(lfu_victim, "stamp", "mark", used=promote, admitted=on_probation),
+    # The expert cache of vLLM's pull request 37190: the lowest frequency over age.
+    "lfru": Rule(lfru_victim, count="mark", used=count_use, admitted=count_from_here),
+    # After Hoang et al., SpecMD (arXiv 2602.03921), 2026: what this forward pass has not used goes
+    # first, and of that the layers that run first; ties within a layer go by last use here.
+    "least-stale": Rule(lfu_victim, count="mark", used=use_current, by_pass=True),
+    "random": Rule(lru_victim, last="stamp", drawn=True),
+    # The paper's cuts (3.3.1), drawn between single experts: COLD ones go before WARM and HOT ones.
+    "tier-aware": Rule(lfu_victim, count="mark"),
+    # A prefix is worth more than a suffix (paper, 3.3.4): the deepest block goes, whosever it is.
+    "suffix-lru": Rule(suffix_lru_victim, suffixes=True),
+    "suffix-lfu": Rule(suffix_lfu_victim, suffixes=True),
+    # Belady, A study of replacement algorithms for a virtual-storage computer, 1966: see
+    # `crisp.foresight`.
+    "belady": Rule(None, oracle=True),
+    "belady-blocks": Rule(None, oracle=True),
+    "belady-forced": Rule(None, oracle=True),
 }
 SCOPES = ("layer", "global")
 UNITS = ("expert", "block")
@@ -68,11 +99,31 @@ class Cache:
     name: str
     scope: str = "layer"
     unit: str = "expert"
+    seed: int = 0  # of random
+
+    def __post_init__(self) -> None:
+        if self.rule.suffixes and self.unit != "block":
+            raise CrispError(f"cache {self.name}: needs unit block, found {self.unit}")
+
+    @property
+    def rule(self) -> Rule:
+        """How it chooses."""
+        return CACHES[self.name]
 
     @property
     def victim(self) -> VictimRule | None:
-        """Whom to evict; None where nothing is ever admitted."""
-        return VICTIMS[self.name]
+        """Whom to evict; None where nothing is ever admitted, or an oracle decides."""
+        return self.rule.victim
+
+    @property
+    def in_step(self) -> bool:
+        """Whether decisions depend on the order of events of different layers."""
+        return self.scope == "global" or self.rule.drawn
+
+    @property
+    def profiled(self) -> bool:
+        """Whether anything is decided from a profile."""
+        return self.name in ("static", "tier-aware")
 
 
 @dataclass(frozen=True)
@@ -137,3 +188,18 @@ def static_residents(spec: ModelSpec, profile: Profile, cache: Cache, room: Arra
         held[by_count] = np.clip(free - np.arange(len(part)) * spec.n_blocks, 0, spec.n_blocks)
         residents += held.tolist()
     return residents
+
+
+def warmth(spec: ModelSpec, profile: Profile) -> list[int]:
+    """How warm each entry is: 2 HOT, 1 WARM, 0 COLD, by its frequency among its layer's experts.
+
+    The paper's rule for combinations (3.3.1) with its cuts: HOT while the share of activations of
+    the more frequent experts (ties: lowest id) is below .6, WARM while below .9.
+    """
+    warm: list[int] = []
+    for counts in profile.expert_counts[list(spec.moe_layers)]:
+        by_count = np.argsort(-counts, kind="stable")
+        tier = np.empty(len(counts), np.int64)
+        tier[by_count] = sorted_tiers(counts[by_count], 6, 10, 9, 10)
+        warm += (2 - tier).tolist()
+    return warm

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from crisp.errors import CrispError, nearest
-from crisp.policy.cache import SCOPES, UNITS, VICTIMS, Cache
-from crisp.policy.order import RULES, Order, RandomOrder
+from crisp.policy.cache import CACHES, SCOPES, UNITS, Cache
+from crisp.policy.order import RULES, Drawn, Order
 from crisp.policy.prefetch import PREFETCHERS, Prefetch
 from crisp.policy.spelling import build, show
-from crisp.policy.width import WIDTHS, WidthPolicy
+from crisp.policy.width import WidthPolicy
+from crisp.policy.widths import WIDTHS
 
 
 @dataclass(frozen=True)
@@ -28,21 +30,41 @@ class Policy:
                 f"policy {self.name}: order sequential lets nothing overlap, so prefetch must be "
                 f"none, found {self.prefetch.name}"
             )
+        if self.cache.rule.oracle and self.prefetch.name != "none":
+            raise CrispError(
+                f"policy {self.name}: cache {self.cache.name} bounds what is loaded on demand, so "
+                f"prefetch must be none, found {self.prefetch.name}"
+            )
 
     @property
     def profiled(self) -> bool:
         """Whether anything is decided from a profile."""
-        return self.width.profiled or self.cache.name == "static"
+        return self.width.profiled or self.cache.profiled or self.prefetch.name == "frequent"
+
+    @property
+    def oracle(self) -> str:
+        """The part that knows what is yet to come, in words; empty if there is none."""
+        if self.cache.rule.oracle:
+            return f"cache {self.cache.name}"
+        return "prefetch perfect" if self.prefetch.name == "perfect" else ""
+
+    @property
+    def width_name(self) -> str:
+        """What the width policy is called, without its parameters."""
+        return next(name for name, kind in WIDTHS.items() if kind is type(self.width))
 
     def to_dict(self) -> dict[str, str | int]:
         """The policy with every parameter, as it is printed into a run."""
-        widths = {kind: name for name, kind in WIDTHS.items()}
-        order = f"random({self.order.seed})" if self.order.name == "random" else self.order.name
-        return {
+        order, cache = (
+            f"random({part.seed})" if part.name == "random" else part.name
+            for part in (self.order, self.cache)
+        )
+        shown: dict[str, str | int] = {"oracle": self.oracle} if self.oracle else {}
+        return shown | {
             "name": self.name,
-            "width": show(widths[type(self.width)], self.width),
+            "width": show(self.width_name, self.width),
             "order": order,
-            "cache": self.cache.name,
+            "cache": cache,
             "scope": self.cache.scope,
             "unit": self.cache.unit,
             "prefetch": self.prefetch.name,
@@ -57,6 +79,7 @@ class Parts:
     order: str
     cache: str
     prefetch: str = "none"
+    unit: str = "expert"
 
 
 # `mo` stands for MoE-Offload (speculative loading over an LRU cache); the trace decides whether it
@@ -67,6 +90,14 @@ NAMED = {
     "mo": Parts("full", "fifo", "lru", "guess"),
     "up": Parts("uniform(.5)", "fifo", "lru"),
     "crisp": Parts("tiered", "widest", "lru"),
+    # After EdgeMoE (arXiv 2308.14352): what was frequent stays and is fetched ahead. Its bits by
+    # expert are not modelled: --bits gives their mean.
+    "em": Parts("full", "fifo", "lfu", "frequent"),
+    # Expert dropping, as the paper compares with (Figure 9).
+    "drop": Parts("drop(.25)", "fifo", "lru"),
+    # Ours: a block is executed, or loaded, where it is worth it.
+    "contribution": Parts("contribution(.75)", "widest", "lru", unit="block"),
+    "worth": Parts("contribution-resident(.75)", "widest", "lru", unit="block"),
 }
 
 
@@ -77,7 +108,7 @@ def named(
     order: str | None = None,
     cache: str | None = None,
     scope: str = "layer",
-    unit: str = "expert",
+    unit: str | None = None,
     prefetch: str | None = None,
     has_guess: bool = True,
     seed: int = 0,
@@ -85,7 +116,8 @@ def named(
     """The policy called ``name`` with any of its parts replaced.
 
     has_guess: whether the trace recorded the look-ahead guess; without it ``mo`` prefetches the
-    previous token's experts, and an explicit ``guess`` is refused. seed: of ``random``.
+    previous token's experts, and an explicit ``guess`` is refused. seed: of whatever is
+    called ``random``.
     """
     if name not in NAMED:
         raise nearest(name, NAMED, "policy")
@@ -93,8 +125,8 @@ def named(
     width = parts.width if width is None else width
     order = parts.order if order is None else order
     cache = parts.cache if cache is None else cache
+    unit = parts.unit if unit is None else unit
     for value, known, what in (
-        (cache, VICTIMS, "cache"),
         (scope, SCOPES, "scope"),
         (unit, UNITS, "unit"),
         ("none" if prefetch is None else prefetch, PREFETCHERS, "prefetch"),
@@ -110,17 +142,27 @@ def named(
         name,
         width_policy,
         read_order(order, seed),
-        Cache(cache, scope, unit),
+        read_cache(cache, scope, unit, seed),
         Prefetch(prefetch),
     )
 
 
 def read_order(text: str, seed: int) -> Order:
     """An order by its spelling; ``random`` and ``random(7)`` take a seed, the others nothing."""
+    return Order(*_drawn(text, RULES, "order", seed))
+
+
+def read_cache(text: str, scope: str, unit: str, seed: int) -> Cache:
+    """A cache by its spelling, in the same way."""
+    name, seed = _drawn(text, CACHES, "cache", seed)
+    return Cache(name, scope, unit, seed)
+
+
+def _drawn(text: str, known: Collection[str], what: str, seed: int) -> tuple[str, int]:
     text = text.strip()
     if text.startswith("random"):
-        drawn = build(text, {"random": RandomOrder}, "order")
-        return Order("random", seed if drawn.seed is None else int(drawn.seed))
-    if text not in RULES:
-        raise nearest(text, RULES, "order")
-    return Order(text)
+        drawn = build(text, {"random": Drawn}, what)
+        return "random", seed if drawn.seed is None else int(drawn.seed)
+    if text not in known:
+        raise nearest(text, known, what)
+    return text, 0

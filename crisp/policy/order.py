@@ -21,6 +21,16 @@ def widest_first(width: int, load_ns: int, compute_ns: int, lot: int) -> Key:
     return -width, 0
 
 
+def narrowest_first(width: int, load_ns: int, compute_ns: int, lot: int) -> Key:
+    """By requested width, the narrowest first: the shortest processing time first (Smith, 1956)."""
+    return width, 0
+
+
+def resident_first(width: int, missing: int, compute_ns: int, lot: int) -> Key:
+    """What is all here before what has to be loaded, as on HybriMoE's GPU (Zhong et al., 2025)."""
+    return int(missing > 0), 0
+
+
 def johnson(width: int, load_ns: int, compute_ns: int, lot: int) -> Key:
     """Johnson's rule for the two-machine flow shop (1954): the shortest makespan of one event.
 
@@ -49,10 +59,13 @@ def draw_lot(seed: int, event: int, place: int) -> int:
 
 @dataclass(frozen=True)
 class Rule:
-    """A key function of (width, load ns, compute ns, lot), and which of these it needs."""
+    """A key function of (width, load ns, compute ns, lot), and which of these it needs.
+
+    Without times it is told the missing blocks in place of the load, and 0 for the computation.
+    """
 
     key: Callable[[int, int, int, int], Key]
-    timed: bool = False  # else both times are 0
+    timed: bool = False
     drawn: bool = False  # else the lot is 0
 
 
@@ -79,16 +92,18 @@ RULES: dict[str, Rule | None] = {
     "fifo": None,
     "random": Rule(by_lot, drawn=True),
     "widest": Rule(widest_first),
+    "narrowest": Rule(narrowest_first),
+    "resident-first": Rule(resident_first),
     "johnson": Rule(johnson, timed=True),
 }
 
 
 @dataclass(frozen=True)
-class RandomOrder:
+class Drawn:
     """How ``random(seed)`` is spelled; without a seed it takes the run's."""
 
     seed: Fraction | None = None
 
     def __post_init__(self) -> None:
         if self.seed is not None and (self.seed.denominator != 1 or self.seed < 0):
-            raise CrispError(f"order random: the seed {self.seed} is not a whole number")
+            raise CrispError(f"random: the seed {self.seed} is not a whole number")

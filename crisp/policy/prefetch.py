@@ -21,16 +21,20 @@ class Prefetch:
 
     ``previous``: the experts that the previous token used in the next layer (for a batch: that
     layer's last event). ``guess``: what the next layer's router says of this layer's input, as the
-    trace recorded it.
+    trace recorded it. ``frequent``: where most tokens of this layer's combination went, in the
+    profile. ``perfect``, an oracle: the tasks of the next event, by first appearance.
     """
 
     name: str
 
     def predicted(self, guess: Iterable[int], used: Sequence[int]) -> Sequence[int]:
-        """Experts of the next layer, most wanted first: from the trace's guess or the last use."""
-        if self.name == "guess":
+        """Experts of the next layer, most wanted first: from a guess, or the last use.
+
+        guess: what the trace recorded, what is usual, or for ``perfect`` what will be.
+        """
+        if self.name in ("guess", "frequent", "perfect"):
             return first_seen(guess)
         return used if self.name == "previous" else ()
 
 
-PREFETCHERS = ("none", "previous", "guess")
+PREFETCHERS = ("none", "previous", "guess", "frequent", "perfect")

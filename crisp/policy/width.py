@@ -1,15 +1,16 @@
 """Width policies: how many leading blocks of each expert a token executes (paper, 3.3.3).
 
 Every policy here is a table of the combination alone: the width of an expert given the token's
-anchor, or the pair's measured dominant expert. That one itself stands on the diagonal.
+anchor, or the pair's measured dominant expert. That one itself stands on the diagonal. Policies
+that look at more stand in modules of their own; `crisp.policy.widths` knows them all by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +105,8 @@ class WidthPolicy(Protocol):
 
     profiled: ClassVar[bool]
     """Whether widths come from a profile: its counts, or its measured roles."""
+    counted: ClassVar[bool]
+    """Whether they cannot do without its counts."""
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> BoundWidths:
         """The policy for one model. ordered: whether the trace sorts experts by weight."""
@@ -114,10 +117,11 @@ class Full:
     """Every expert at full width."""
 
     profiled: ClassVar = False
+    counted: ClassVar = False
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
         """All blocks, whatever the combination."""
-        return _table(spec, profile, ordered, spec.n_blocks, spec.n_blocks)
+        return table_of(spec, profile, ordered, spec.n_blocks, spec.n_blocks)
 
 
 @dataclass(frozen=True)
@@ -125,17 +129,18 @@ class Uniform:
     """Every expert at the same share of its neurons (uniform pruning)."""
 
     profiled: ClassVar = False
+    counted: ClassVar = False
     share: Fraction = Fraction(1, 2)
 
     def __post_init__(self) -> None:
-        _check_shares(self)
+        check_shares(self)
         if not self.share:
             raise CrispError("width 'uniform(0)': nothing would be executed; give a share above 0")
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
         """The share, rounded up to whole blocks."""
         blocks = spec.width(self.share)
-        return _table(spec, profile, ordered, blocks, blocks)
+        return table_of(spec, profile, ordered, blocks, blocks)
 
 
 @dataclass(frozen=True)
@@ -143,10 +148,11 @@ class Single:
     """The dominant expert alone; the others are skipped."""
 
     profiled: ClassVar = True
+    counted: ClassVar = False
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
         """Full width for the anchor, nothing for the rest."""
-        return _table(spec, profile, ordered, spec.n_blocks, 0)
+        return table_of(spec, profile, ordered, spec.n_blocks, 0)
 
 
 @dataclass(frozen=True)
@@ -154,13 +160,14 @@ class Tiered:
     """HOT: both full; WARM: the auxiliary at ``warm``; COLD: at ``cold`` (0 skips it)."""
 
     profiled: ClassVar = True
+    counted: ClassVar = True
     alpha: Fraction = Fraction(3, 5)
     beta: Fraction = Fraction(9, 10)
     warm: Fraction = Fraction(1, 2)
     cold: Fraction = Fraction(0)
 
     def __post_init__(self) -> None:
-        _check_shares(self)
+        check_shares(self)
         if self.alpha > self.beta:
             raise CrispError("width tiered: alpha must not be above beta")
 
@@ -169,20 +176,13 @@ class Tiered:
         by_tier = np.zeros(3, np.int16)
         by_tier[[HOT, WARM, COLD]] = spec.n_blocks, spec.width(self.warm), spec.width(self.cold)
         other = by_tier[tiers(profile, self.alpha, self.beta)]
-        return _table(spec, profile, ordered, spec.n_blocks, other)
+        return table_of(spec, profile, ordered, spec.n_blocks, other)
 
 
-WIDTHS: dict[str, Callable[..., WidthPolicy]] = {
-    "full": Full,
-    "uniform": Uniform,
-    "single": Single,
-    "tiered": Tiered,
-}
-
-
-def _table(
+def table_of(
     spec: ModelSpec, profile: Profile, ordered: bool, anchor: int, other: int | Widths
 ) -> WidthTable:
+    """A table with ``anchor`` blocks on the diagonal and ``other`` off it (or as it says)."""
     layers, n = profile.expert_counts.shape
     blocks = np.empty((layers, n, n), np.int16)
     blocks[:] = other
@@ -190,7 +190,15 @@ def _table(
     return WidthTable(blocks, profile.expert_counts, ordered, profile.dominant)
 
 
-def _check_shares(policy: Uniform | Tiered) -> None:
+def check_shares(policy: Any) -> None:
+    """Raise CrispError unless every parameter is between 0 and 1."""
     for name, value in vars(policy).items():
         if not 0 <= value <= 1:
             raise CrispError(f"width parameter {name}: {float(value):g} is not between 0 and 1")
+
+
+def weights_of(name: str, weights: npt.NDArray[np.float16] | None) -> npt.NDArray[np.float16]:
+    """The router's weights; CrispError where the trace has none."""
+    if weights is None:
+        raise CrispError(f"width {name}: asks for the router's weights, and the trace has none")
+    return weights

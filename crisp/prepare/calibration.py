@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from crisp.adapter import Experts, MoeLayer, execute, handling, layout, need, ranked
 from crisp.errors import CrispError
 from crisp.files import atomic
+from crisp.profile.weights import BINS, histogram
 from crisp.windows import Windows
 
 Ints = NDArray[np.int64]
@@ -38,6 +39,7 @@ class LayerSums:
     anchored: Ints  # [E, E]: tokens whose anchor is i and that have j beside it
     # [E, E]: over the tokens of pair {i, j}, sum of the norm of what expert i adds, weight included
     removed: Floats
+    weighted: Ints  # [E, BINS]: how often its router weight was of each size
 
     @classmethod
     def empty(cls, n_experts: int, d_ff: int) -> LayerSums:
@@ -48,6 +50,7 @@ class LayerSums:
             tokens=np.zeros(n_experts, np.int64),
             anchored=np.zeros(square, np.int64),
             removed=np.zeros(square),
+            weighted=np.zeros((n_experts, BINS), np.int64),
         )
 
     @property
@@ -80,6 +83,7 @@ class LayerSums:
 
         result = execute(experts, hidden, index, weights, watch=neurons, watch_output=outputs)
         ids, w, _ = ranked(index, weights, experts.n_experts, experts.name)
+        self.weighted += histogram(ids.astype(np.int64), w.astype(np.float16), len(self.tokens))
         self._count(ids.astype(np.int64), w * np.take_along_axis(sizes, np.maximum(ids, 0), 1))
         return result
 

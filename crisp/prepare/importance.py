@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from crisp.adapter import Experts
 from crisp.errors import CrispError
 from crisp.metadata import POINTS
-from crisp.policy.order import RandomOrder
+from crisp.policy.order import Drawn
 from crisp.policy.spelling import build
 from crisp.prepare.calibration import Calibration, Floats, Ints, LayerSums
 
@@ -32,7 +32,7 @@ ORDERS: dict[str, Callable[..., Any]] = {
     "output": _Plain,
     "magnitude": _Plain,
     "original": _Plain,
-    "random": RandomOrder,
+    "random": Drawn,
 }
 
 
@@ -51,7 +51,7 @@ class NeuronOrder:
         output random(0) random(7)
         """
         made = build(text, ORDERS, "order of neurons")
-        if isinstance(made, RandomOrder):
+        if isinstance(made, Drawn):
             return cls("random", int(made.seed or 0))
         return cls(text.partition("(")[0].strip())
 

@@ -38,6 +38,7 @@ from crisp.prepare.roles import (
 from crisp.prepare.skeleton import open_skeleton
 from crisp.prepare.work import Work, check_place, refuse_taken, request_digest, was_finished
 from crisp.profile import dominant
+from crisp.profile.weights import QUANTILES, quantiles
 from crisp.windows import Windows, check_vocabulary, read_windows, window_length
 
 Report = Callable[[str, int, int], None]
@@ -279,6 +280,9 @@ def _metadata(
         "increase": measured.increase,
         "curves": curves(calibration, orders),
         "contributions": contributions(calibration, orders, measured.experts, spec.block),
+        "router_weights": {
+            layer: quantiles(sums.weighted) for layer, sums in calibration.layers.items()
+        },
     }
     layers, n = spec.n_layers, spec.n_experts
     whole: dict[str, Any] = {
@@ -287,6 +291,7 @@ def _metadata(
         "increase": np.full((layers, n, n), np.nan, np.float32),
         "curves": np.zeros((layers, n, POINTS), np.float32),
         "contributions": np.zeros((layers, n, spec.n_blocks), np.float32),
+        "router_weights": np.zeros((layers, n, QUANTILES), np.float16),
     }
     for name, values in by_layer.items():
         for layer, value in values.items():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from crisp.model import ModelSpec
+from crisp.profile.weights import BINS, histogram, quantiles
 from crisp.trace import RoutingTrace
 
 Ints = npt.NDArray[np.int64]
@@ -26,6 +28,10 @@ class Profile:
     # [layers, experts, experts], symmetric: each pair's dominant expert as measured by ablation,
     # -1 where it was not and the router's weight decides. Decides for k = 2 only.
     dominant: npt.NDArray[np.int16] | None = None
+    # [layers, experts, 32]: quantiles of the weights that the router gave to each expert
+    router_weights: npt.NDArray[np.float16] | None = None
+    # [layers, experts, blocks]: mean |activation| x |down| of each block, from preparation
+    contributions: npt.NDArray[np.float32] | None = None
 
     @classmethod
     def from_trace(cls, trace: RoutingTrace) -> Profile:
@@ -47,7 +53,12 @@ class Profile:
                 first = anchors(own, experts[layer], trace.header.ordered)[:, None]
                 pair = np.minimum(first, own) * n + np.maximum(first, own)
                 pairs[layer] += np.bincount(pair[(own >= 0) & (own != first)], minlength=n * n)
-        return cls(experts, pairs.reshape(layers, n, n), trace.header.ordered)
+        return cls(
+            experts,
+            pairs.reshape(layers, n, n),
+            trace.header.ordered,
+            router_weights=_router_weights(trace),
+        )
 
     @classmethod
     def empty(cls, spec: ModelSpec) -> Profile:
@@ -57,19 +68,22 @@ class Profile:
 
     def first_layers(self, n: int) -> Profile:
         """The counts of the first ``n`` layers."""
-        dominant = None if self.dominant is None else self.dominant[:n]
-        return replace(
-            self,
-            expert_counts=self.expert_counts[:n],
-            pair_counts=self.pair_counts[:n],
-            dominant=dominant,
-        )
+        kept: dict[str, Any] = {
+            field.name: value[:n]
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), np.ndarray)
+        }
+        return replace(self, **kept)
 
     def digest(self) -> str:
         """SHA-256 of all that decides: two profiles with the same digest decide the same."""
         counts = self.expert_counts.tobytes() + self.pair_counts.tobytes()
-        roles = b"" if self.dominant is None else self.dominant.astype(np.int16).tobytes()
-        return hashlib.sha256(counts + bytes([self.ordered]) + roles).hexdigest()
+        rest = b"".join(
+            f"{name}{values.dtype}".encode() + values.tobytes()
+            for name in ("dominant", "router_weights", "contributions")
+            if (values := getattr(self, name)) is not None
+        )
+        return hashlib.sha256(counts + bytes([self.ordered]) + rest).hexdigest()
 
 
 def anchors(experts: Ints, counts: Ints, ordered: bool) -> Ints:
@@ -87,6 +101,19 @@ def anchors(experts: Ints, counts: Ints, ordered: bool) -> Ints:
             better = present & ((ahead > 0) | ((ahead == 0) & (other < best)))
             best = np.where(better, other, best)
     return best
+
+
+def _router_weights(trace: RoutingTrace) -> npt.NDArray[np.float16] | None:
+    if trace.weights is None:
+        return None
+    n = trace.header.n_experts
+    counts = np.zeros((trace.layers, n, BINS), np.int64)
+    for start in range(0, trace.rows, _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        ids = trace.experts[rows].astype(np.int64)
+        for layer in range(trace.layers):
+            counts[layer] += histogram(ids[:, layer], trace.weights[rows, layer], n)
+    return np.stack([quantiles(own) for own in counts])
 
 
 def _chunks(trace: RoutingTrace) -> Iterator[Ints]:

@@ -71,7 +71,7 @@ def evaluate(
         )
 
     with attached(counts) as reading:
-        singly = budget is not None and policy.cache.scope == "global"
+        singly = budget is not None and policy.cache.in_step
         scores = measure(loaded.model, windows, progress, batch=batch, singly=singly)
     answers = []
     if tasks is not None:

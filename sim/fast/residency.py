@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from crisp.errors import InvariantError
-from crisp.policy.cache import kept_blocks, lfu_victim, lru_victim
+from crisp.policy.cache import kept_blocks
+from crisp.policy.eviction import lfu_victim, lru_victim
 from crisp.residency import EVENT as BY_EVENT
 from sim.fast.compiling import compiled
 from sim.fast.state import (

@@ -274,7 +274,7 @@ MIXED = (4, 2, 0, 1)  # blocks: in full, half, skipped, a quarter
 class ByExpert:
     """Each expert at a width of its own."""
 
-    residency = False
+    residency = counted = False
 
     def bind(self, spec: ModelSpec, profile: Any, ordered: bool) -> ByExpert:
         return self

@@ -35,6 +35,7 @@ def made(spec: ModelSpec, seed: int = 0) -> Metadata:
         increase=increase,
         curves=draw.random((layers, n, POINTS)).astype(np.float32),
         contributions=draw.random((layers, n, spec.n_blocks)).astype(np.float32),
+        router_weights=draw.random((layers, n, 32)).astype(np.float16),
         provenance={"texts": ["a.txt sha256:00"], "tokens": 5},
     )
 

@@ -147,6 +147,7 @@ class ResidentOnly:
     """Whatever is resident runs as far as it is there; the first of a pair always in full."""
 
     residency = True
+    counted = False
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> "ResidentOnly":
         return self

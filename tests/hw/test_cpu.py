@@ -17,6 +17,7 @@ import pytest
 
 from crisp.case import Case, Conditions
 from crisp.driver import relive
+from crisp.errors import CrispError
 from crisp.fitting import fit
 from crisp.model import ModelSpec
 from crisp.policy import Budget, named
@@ -60,6 +61,11 @@ def case(
     conditions = Conditions(granularity=granularity, batch=batch, limit=12)
     spec = fit(store.spec, trace)
     return Case(trace, spec, policy, Budget.parse(budget), Profile.from_trace(trace), conditions)
+
+
+def test_an_oracle_is_refused(trace: RoutingTrace, store: Store) -> None:
+    with pytest.raises(CrispError, match="cache belady is an oracle that no device can follow"):
+        replay(case(trace, store, "lru", "30%", cache="belady"), store, Options())
 
 
 def replayed(one: Case, store: Store, **how: Any) -> tuple[Any, list[list[int]], list[Any]]:

@@ -16,7 +16,8 @@ Accesses. One a task: hit = all asked blocks are there when the event starts, pa
 Capacity. unit=expert: floor(share * experts) * n_blocks; unit=block: floor(share * blocks). Scope
     layer splits the units evenly, the remainder one each to the first MoE layers.
 Ranking. Each event ranks its tasks once, for the link and for the compute stream. fifo and
-    sequential: first appearance; widest: width, descending; johnson: loads shorter than their
+    sequential: first appearance; widest: width, descending; narrowest: ascending; resident-first:
+    what has no block to load, then the others; johnson: loads shorter than their
     computation first, by load, then the others by computation, descending. Ties: appearance.
 Loads. One request at a time: all missing blocks of a task (granularity expert) or one of them
     (block). Placement is decided once, at a task's first request, for all its missing blocks: kept
@@ -25,23 +26,32 @@ Loads. One request at a time: all missing blocks of a task (granularity expert) 
     and unprotected blocks allow is kept (victims give up blocks from their end, just as many as
     needed), the rest is transient. Caches none and static admit nothing. If the transient blocks
     do not fit in the staging buffer (2 * n_blocks), the link waits and nothing is evicted.
-Victims. lru: smallest (last use, layer, expert); lfu: smallest (count, last use, layer, expert).
+Victims. The smallest, ties by (layer, expert): lru: last use; lfu: count, last use; lfu-in-cache:
+    events of this stay, last use; lfru: events of this stay over age, last use, where age is the
+    events from the last use until the latest use in the pool (none: infinitely frequent); fifo: the
+    event in which the first block was taken; random: the lot that `lots(event, key)` draws;
+    tier-aware: warmth, last use; least-stale: whether used in this pass through the layers, layer,
+    last use; suffix-lru and suffix-lfu: most blocks, then as lru or lfu, one block at a time. slru:
+    protected entries last, then the oldest stamp. A new entry is not protected; one that an event
+    finds is, stamped now; while more than half of the room (floored) is protected, the protected
+    entry with the oldest stamp is not any more, and stamped now. A stay counts the event that
+    brings an entry if it asked for it.
     Protected: the experts of the running event; predicted ones until their event starts.
 Computations. One at a time. Granularity expert: one a task, when its whole width is there; block:
     one a block, any that is there, earliest task first, then lowest block. A transient block is
     free again when it (granularity expert: its task) has been computed.
 Sequential. A task is loaded, then computed, then the next one; nothing overlaps.
 Prefetch. When an event starts, the tasks of the next MoE layer's event are predicted (last layer:
-    of the first MoE layer of the next step). previous: the tasks of that
-    layer's last event. guess: the trace's guesses of this step's rows; none across steps. When the
-    running event has no load left to issue, or between events, the link takes one block at a time:
-    the next missing block of the first predicted expert that is not full. It goes into the budget
-    if a block is free or can be freed, else (also if this expert has blocks in the prefetch
-    staging, or the cache admits nothing) into the prefetch staging (n_blocks); if that is full,
-    the link waits. When the event starts: staged blocks count as there; asked ones are transient
-    (freed when computed), and so is what the task still has to load; others are freed at once. A
-    block in flight is not there yet; if asked, the task loads only what follows it; if not, a
-    staged one is dropped when it lands and a kept one stays.
+    of the first MoE layer of the next step). previous: the tasks of that layer's last event.
+    perfect: the tasks it will have. guess: the trace's guesses of this step's rows; none across
+    steps. When the running event has no load left to issue, or between events, the link takes one
+    block at a time: the next missing block of the first predicted expert that is not full. It goes
+    into the budget if a block is free or can be freed, else (also if this expert has blocks in the
+    prefetch staging, or the cache admits nothing) into the prefetch staging (n_blocks); if that is
+    full, the link waits. When the event starts: staged blocks count as there; asked ones are
+    transient (freed when computed), and so is what the task still has to load; others are freed at
+    once. A block in flight is not there yet; if asked, the task loads only what follows it; if not,
+    a staged one is dropped when it lands and a kept one stays.
 Time. At one instant: all completions, then starts of layers and events, then the choices.
 """
 
@@ -54,6 +64,10 @@ import numpy as np
 from tests.oracles.offline import capacities
 
 Key = tuple[int, int]  # (layer, expert)
+KEYS = (
+    "lru", "lfu", "lfu-in-cache", "fifo", "slru", "lfru", "least-stale", "random", "tier-aware",
+    "suffix-lru", "suffix-lfu",
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------- steps
@@ -103,6 +117,11 @@ def ranked(
         return tasks
     if order == "widest":
         return sorted(tasks, key=lambda task: -task["width"])
+    if order == "narrowest":
+        return sorted(tasks, key=lambda task: task["width"])
+    if order == "resident-first":
+        here = [task for task in tasks if task["issued"] == task["width"]]
+        return here + [task for task in tasks if task["issued"] != task["width"]]
     if order != "johnson":
         raise ValueError(order)
     early, late = [], []
@@ -140,6 +159,8 @@ def simulate(
     static: dict[Key, int] | None = None,
     prefetch: str = "none",
     guess: np.ndarray | None = None,
+    lots: Callable[[int, Key], int] | None = None,
+    warmth: dict[Key, int] | None = None,
     batch: int = 1,
     chunk: int = 512,
     log: bool = True,
@@ -150,6 +171,7 @@ def simulate(
     compute_ns(first, last, row_widths) is blocks [first, last) of one task whose rows ask for
     `row_widths` blocks each; layer_ns(layer, rows). order "random" asks `ranking(event number,
     experts in first appearance)` for the experts in its order. share: exact, of all routed blocks.
+    lots: for cache random; warmth: of every entry, for tier-aware.
 
     Returns counts: total_ns, events, tasks, hits, partial, skipped (experts of an event that no row
     asks for with a width > 0), skipped_entries ((row, expert) of width 0), blocks_loaded (when
@@ -161,7 +183,8 @@ def simulate(
              resident), order, loads and prefetches issued while it was the newest event, resident
              when it ended ({(layer, expert): blocks that landed}), the prefetch in_flight then.
     """
-    assert cache in ("none", "lru", "lfu", "static") and prefetch in ("none", "previous", "guess")
+    assert cache in ("none", "static") or cache in KEYS
+    assert prefetch in ("none", "previous", "guess", "perfect")
     assert unit in ("expert", "block") and granularity in ("expert", "block")
     assert prefetch == "none" or order != "sequential"
     chosen, asked = np.asarray(experts).tolist(), np.asarray(widths).tolist()
@@ -183,6 +206,11 @@ def simulate(
     staged: dict[Key, int] = {}  # blocks in the prefetch staging that wait for their event
     last_use: dict[Key, int] = {}
     uses: dict[Key, int] = {}
+    stay: dict[Key, int] = {}  # events since it came
+    came: dict[Key, int] = {}  # the event in which it did
+    safe_half: dict[Key, bool] = {}  # slru: protected
+    stamp: dict[Key, int] = {}
+    this_pass: set[Key] = set()
 
     # What happens.
     now = 0
@@ -204,9 +232,36 @@ def simulate(
     # ------------------------------------------------------------ the cache
 
     def victim_key(key: Key) -> tuple[Any, ...]:
-        if cache == "lru":
-            return (last_use.get(key, -1), key)
-        return (uses.get(key, 0), last_use.get(key, -1), key)
+        blocks, last = budget[pool_of[key[0]]][key], last_use.get(key, -1)
+        number = counts["events"] - 1
+        own = {"lru": (last,), "lfu": (uses.get(key, 0), last), "fifo": (came[key],)}
+        own["lfu-in-cache"] = (stay[key], last)
+        own["slru"] = (safe_half[key], stamp[key])
+        own["least-stale"] = (key in this_pass, key[0], last)
+        own["suffix-lru"], own["suffix-lfu"] = (-blocks, last), (-blocks, *own["lfu"])
+        if cache == "lfru":
+            pool = pool_of[key[0]]
+            latest = max([0, *(at for k, at in last_use.items() if pool_of[k[0]] == pool)])
+            old = latest - last
+            own["lfru"] = (Fraction(stay[key], old) if old else float("inf"), last)
+        if cache == "random":
+            assert lots is not None
+            own["random"] = (lots(number, key),)
+        if cache == "tier-aware":
+            assert warmth is not None
+            own["tier-aware"] = (warmth[key], last)
+        return (*own[cache], key)
+
+    def found_again(key: Key, number: int) -> None:
+        """slru: an event asks for an entry that is there."""
+        pool = pool_of[key[0]]
+        safe_half[key], stamp[key] = True, number
+        while True:
+            inside = [k for k in budget[pool] if safe_half[k]]
+            if sum(budget[pool][k] for k in inside) <= room[pool] // 2:
+                return
+            oldest = min(inside, key=lambda k: (stamp[k], k))
+            safe_half[oldest], stamp[oldest] = False, number
 
     def evictable(pool: int, but: Key) -> int:
         """Blocks of the pool that may be evicted for the expert `but`."""
@@ -223,11 +278,17 @@ def simulate(
             lost = budget[pool][victim]
             if unit == "block":
                 lost = min(lost, blocks - (room[pool] - used[pool]))
+            if cache.startswith("suffix"):
+                lost = 1
             budget[pool][victim] -= lost
             used[pool] -= lost
             if budget[pool][victim] == 0:
                 del budget[pool][victim]
             victims.append((*victim, lost))
+        if key not in budget[pool]:
+            came[key] = stamp[key] = counts["events"] - 1
+            safe_half[key] = False
+            stay[key] = int(last_use.get(key) == came[key])
         budget[pool][key] = budget[pool].get(key, 0) + blocks
         used[pool] += blocks
         assert used[pool] <= room[pool]
@@ -252,10 +313,16 @@ def simulate(
 
         predicted_keys.clear()
         event_keys.clear()
+        if layer == moe[0]:
+            this_pass.clear()
         tasks = []
         for expert, row_widths in found.items():
             key, width = (layer, expert), max(row_widths)
             kept = budget[pool_of[layer]].get(key, 0)
+            if kept and cache == "slru":
+                found_again(key, number)
+            stay[key] = stay.get(key, 0) + 1
+            this_pass.add(key)
             flying = None
             if on_link and on_link["kind"] == "prefetch" and on_link["key"] == key:
                 flying = on_link
@@ -322,6 +389,12 @@ def simulate(
         after = [other for other in moe if other > layer]
         if prefetch == "previous":
             return list(last_tasks.get(after[0] if after else moe[0], []))
+        if prefetch == "perfect":
+            then, at = (step, after[0]) if after else (step + 1, moe[0])
+            rows = plan[then] if then < len(plan) else []
+            come = [zip(chosen[row][at], asked[row][at], strict=True) for row in rows]
+            flat = [expert for row in come for expert, width in row if expert >= 0 and width > 0]
+            return [(at, expert) for expert in dict.fromkeys(flat)]
         if prefetch == "guess" and after:
             assert guessed is not None
             flat = [e for row in plan[step] for e in guessed[row][after[0]] if e >= 0]

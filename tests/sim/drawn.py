@@ -7,9 +7,12 @@ from fractions import Fraction
 import numpy as np
 from hypothesis import strategies as st
 
+from tests.oracles.straight import KEYS
 from tests.sim.toys import Costs, Toy
 
-ORDERS = ("fifo", "widest", "johnson", "random")
+ORDERS = ("fifo", "widest", "narrowest", "resident-first", "johnson", "random")
+CACHES = ("none", "static", *KEYS)
+PREFETCHES = ("none", "previous", "guess", "perfect")
 
 
 @st.composite
@@ -34,6 +37,7 @@ def toys(draw: st.DrawFn) -> Toy:
     starts = np.searchsorted(sequence, sequence)
     prompt = rng.integers(0, 3, rows)[starts] if draw(st.booleans()) else 0
     sequential = draw(st.booleans())
+    cache = draw(st.sampled_from(CACHES))
     costs = Costs(
         request=draw(st.integers(0, 3)),
         load_block=draw(st.integers(1, 5)),
@@ -48,12 +52,12 @@ def toys(draw: st.DrawFn) -> Toy:
         phase=(np.arange(rows) - starts >= prompt).astype(int),
         guess=guess,
         order="sequential" if sequential else draw(st.sampled_from(ORDERS)),
-        cache=draw(st.sampled_from(["none", "lru", "lfu", "static"])),
+        cache=cache,
         share=Fraction(draw(st.integers(1, 10)), 10),
         scope=draw(st.sampled_from(["layer", "global"])),
-        unit=draw(st.sampled_from(["expert", "block"])),
+        unit="block" if cache.startswith("suffix") else draw(st.sampled_from(["expert", "block"])),
         granularity=draw(st.sampled_from(["expert", "block"])),
-        prefetch="none" if sequential else draw(st.sampled_from(["none", "previous", "guess"])),
+        prefetch="none" if sequential else draw(st.sampled_from(PREFETCHES)),
         batch=draw(st.integers(1, 3)), chunk=draw(st.integers(1, 4)),
         costs=costs, tabled=draw(st.booleans()),
     )  # fmt: skip

@@ -18,7 +18,7 @@ def check(toy: Toy) -> None:
     assert ours["order_bound"] <= ours["total_ns"]
 
 
-@settings(max_examples=150)
+@settings(max_examples=300)
 @given(toys())
 def test_every_activity_agrees(toy: Toy) -> None:
     check(toy)

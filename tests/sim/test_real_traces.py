@@ -126,7 +126,8 @@ def test_cells_equal_the_oracles(
         key: value for key, value in changes.items() if key not in ("granularity", "batch")
     }).to_dict()  # fmt: skip
     experts, n = case.rest.experts[:rows], case.spec.n_experts
-    share, cache = Fraction(budget.rstrip("%")) / 100, Cache("", shown["scope"], shown["unit"])
+    share = Fraction(budget.rstrip("%")) / 100
+    cache = Cache(str(shown["cache"]), str(shown["scope"]), str(shown["unit"]))
     static = offline.static_set(
         offline.expert_counts(case.profile_rows, n), case.spec.moe_layers, share, 8,
         cache.scope, cache.unit,

@@ -157,7 +157,7 @@ def test_refuses_what_it_cannot_do_exactly() -> None:
     given = case(trace, spec, "crisp", "20%", limit=5)
     for policy, machine, what in (
         (given.policy, "jetson-agx-orin-32gb", "unified memory, which jetson-agx-orin-32gb has"),
-        (replace(given.policy, cache=Cache("new")), "paper-table1", "cache new"),
+        (replace(given.policy, cache=Cache("belady")), "paper-table1", "cache belady"),
         (replace(given.policy, order=Order("random", 1 << 62)), "paper-table1", "order random wit"),
     ):
         with pytest.raises(CrispError, match=f"^engine fast: does not know {what}"):

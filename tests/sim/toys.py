@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from crisp.event import EventScheduler
+from crisp.foresight import Future, look_ahead
 from crisp.model import ModelSpec
 from crisp.policy import Budget, Cache, Order, Policy, Prefetch
 from crisp.policy.order import draw_lot
@@ -179,7 +180,7 @@ class Toy:
         )  # fmt: skip
 
     def policy(self) -> Policy:
-        cache = Cache(self.cache, self.scope, self.unit)
+        cache = Cache(self.cache, self.scope, self.unit, seed=3)
         return Policy("toy", Full(), Order(self.order), cache, Prefetch(self.prefetch))
 
     def capacity(self) -> list[int]:
@@ -200,7 +201,23 @@ class Toy:
         return Watched(
             self.spec(), self.policy(), self.capacity(),
             granularity=self.granularity, cost=self.costs, initial=self.initial(),
+            warmth=self.warmth() if self.cache == "tier-aware" else None, future=self.future(),
         )  # fmt: skip
+
+    def warmth(self) -> list[int]:
+        """Whatever: here by the experts' ids."""
+        return [expert % 3 for _ in self.spec().moe_layers for expert in range(self.n_experts)]
+
+    def future(self) -> Future | None:
+        if not self.policy().oracle:
+            return None
+        trace = self.trace()
+        workload = Workload(trace, GivenWidths(True), guess=False)
+        steps = plan(trace, chosen_rows(trace, "all", None), self.batch, self.chunk)
+        events = (event for event in workload.events(steps) if event.experts is not None)
+        return look_ahead(
+            self.spec(), ((event.layer, workload.tasks(event, lambda _: ())) for event in events)
+        )
 
     def simulated(self) -> dict[str, Any]:
         """The run as our simulator does it, in the oracle's terms."""
@@ -227,8 +244,8 @@ class Toy:
         experts, widths, sequence, phase = self.arrays()
         spec, initial = self.spec(), self.initial()
         static = None
+        keys = [(layer, e) for layer in spec.moe_layers for e in range(self.n_experts)]
         if initial is not None:
-            keys = [(layer, e) for layer in spec.moe_layers for e in range(self.n_experts)]
             static = {key: n for key, n in zip(keys, initial, strict=True) if n}
         result = straight.simulate(
             experts, sequence=sequence, phase=phase, n_experts=self.n_experts,
@@ -236,6 +253,8 @@ class Toy:
             ranking=self._ranking, share=self.share, scope=self.scope, unit=self.unit,
             granularity=self.granularity, static=static, prefetch=self.prefetch,
             guess=self.guess, batch=self.batch, chunk=self.chunk, **self.costs.oracle(),
+            lots=lambda event, key: draw_lot(3, event, keys.index(key)),
+            warmth=dict(zip(keys, self.warmth(), strict=True)),
         )  # fmt: skip
         logs = [
             ("link" if log[0] in ("load", "prefetch") else "compute", *log[:1], *log[2:])

@@ -173,6 +173,7 @@ def prepared(tmp_path: Path) -> Path:
         increase=np.full((layers, experts, experts), np.nan, np.float32),
         curves=np.zeros((layers, experts, 32), np.float32),
         contributions=np.zeros((layers, experts, spec.n_blocks), np.float32),
+        router_weights=np.zeros((layers, experts, 32), np.float16),
         provenance={},
     ).save(folder / FILE)
     return folder

@@ -108,6 +108,10 @@ def test_data_on_standard_output_sends_text_to_standard_error(
 @pytest.mark.parametrize(
     ("more", "told"),
     [
+        (["--cache", "belady"], "policy lru: cache belady is an oracle, and nobody knows what "
+         "will be generated; crisp simulate takes it, with a trace"),
+        (["--prefetch", "frequent"], "policy lru: prefetch frequent asks a trace which experts "
+         "follow which, and there is none; none, previous or guess was expected"),
         (["--width", "tiered"], "policy lru: width tiered needs counts of combinations; give "
          "--metadata FILE, as crisp prepare writes it"),
         (["--order", "johnson"], "order johnson: asks for times; --hardware PROFILE "

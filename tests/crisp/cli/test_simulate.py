@@ -94,6 +94,15 @@ def test_budgets_are_said_in_whole_units(
     assert line in told(crisp("simulate", trace, *line_up, *options))
 
 
+def test_an_oracle_is_labelled(crisp: Callable, trace: Path) -> None:
+    asked = ("--policy", "lru", "--budget", "30%", "--block", "32")
+    bound = told(crisp("simulate", trace, *asked, "--cache", "belady"))
+    assert "cache belady per layer by expert; cache belady is an oracle" in " ".join(bound.split())
+    ahead = told(crisp("simulate", trace, *asked, "--prefetch", "perfect"))
+    assert "prefetches what comes next; prefetch perfect is an oracle" in " ".join(ahead.split())
+    assert "oracle" not in told(crisp("simulate", trace, *asked))
+
+
 def test_pictures_and_timelines_say_the_conditions(
     crisp: Callable, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +293,8 @@ expert_compute_ms = {{ value = 1, source = "a test" }}
         ("--json x --perfetto x", "--perfetto: --json goes to x already"),
         ("--profile no/where", "no/where: no such file"),
         ("--policy fo --prefetch previous", "policy fo: order sequential lets nothing overlap"),
+        ("--cache belady --prefetch previous", "policy lru: cache belady bounds what is loaded on"),
+        ("--cache suffix-lru", "cache suffix-lru: needs unit block, found expert"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_file(

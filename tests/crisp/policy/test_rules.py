@@ -15,7 +15,15 @@ from crisp.errors import CrispError
 from crisp.model import ModelSpec
 from crisp.policy import Budget, Cache, named, static_residents
 from crisp.policy.cache import kept_blocks, lfu_victim, lru_victim
-from crisp.policy.order import RULES, by_lot, draw_lot, johnson, widest_first
+from crisp.policy.order import (
+    RULES,
+    by_lot,
+    draw_lot,
+    johnson,
+    narrowest_first,
+    resident_first,
+    widest_first,
+)
 from crisp.policy.width import Full, Single, Tiered, Uniform, table_widths
 from crisp.profile import Profile, anchors
 from crisp.profile.tiers import sorted_tiers
@@ -99,6 +107,12 @@ def test_widest_first_can_lose_to_johnson() -> None:
     best = sorted(jobs, key=lambda width: johnson(width, *jobs[width], 0))
     assert flow_shop([jobs[w] for w in widest]) == 17
     assert flow_shop([jobs[w] for w in best]) == 11
+
+
+def test_narrowest_and_resident_first() -> None:
+    tasks = {"a": (4, 2), "b": (8, 0), "c": (2, 2), "d": (4, 0)}  # width, missing blocks
+    for rule, expected in ((narrowest_first, "cadb"), (resident_first, "bdac")):
+        assert "".join(sorted(tasks, key=lambda name: rule(*tasks[name], 0, 0))) == expected
 
 
 def test_random_draws_from_seed_and_event() -> None:

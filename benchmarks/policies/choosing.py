@@ -1,0 +1,125 @@
+"""Families of policies, the member of each that is chosen, and what the chosen ones do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.policies.reading import Bench, Reading, over
+from benchmarks.quality.estimates import Figure, figure
+from crisp.policy import Policy, named
+
+BUDGETS = ("10%", "20%", "30%", "40%", "50%")
+MARK = 0.036  # the loss that the paper states for Mixtral (its Figure 7)
+_SHARES = ("1", ".95", ".9", ".85", ".8", ".75", ".7", ".6", ".5")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Policies that differ in one number."""
+
+    name: str
+    widths: Sequence[str]
+    parts: dict[str, str] = field(default_factory=dict)
+    base: str = "lru"
+
+    def policy(self, width: str) -> Policy:
+        """One of them."""
+        return named(self.base, width=width, **self.parts)
+
+
+_BY_BLOCK = {"unit": "block"}
+FAMILIES = (
+    Family("lru", ["full"]),
+    Family("lru by block", ["full"], _BY_BLOCK),
+    Family("crisp", ["tiered(.6,.9)"], base="crisp"),
+    Family("tiered, other cuts", ["tiered(.3,.9)", "tiered(.3,.6)", "tiered(0,.8)"], base="crisp"),
+    Family("uniform pruning", [f"uniform({share})" for share in (".9", ".8", ".7", ".6")]),
+    Family("dropped experts", ["drop(.05)", "drop(.125)", "drop(.25)"]),
+    Family("skipped by weight", [f"skip({share})" for share in (".1", ".2", ".3", ".4", ".6")]),
+    Family(
+        "skipped by contribution",
+        [f"skip-contribution({share})" for share in (".1", ".2", ".3", ".4", ".6")],
+    ),
+    Family(
+        "resident", [f"resident({floor})" for floor in (".8", ".6", ".4", ".2", "0")], _BY_BLOCK
+    ),
+    Family("contribution", [f"contribution({share})" for share in _SHARES[1:]], _BY_BLOCK),
+    Family("worth", [f"contribution-resident({share})" for share in _SHARES], _BY_BLOCK),
+    Family(
+        "worth, lfu",
+        [f"contribution-resident({share})" for share in _SHARES],
+        _BY_BLOCK | {"cache": "lfu"},
+    ),
+    Family(
+        "worth, suffixes first",
+        [f"contribution-resident({share})" for share in _SHARES],
+        _BY_BLOCK | {"cache": "suffix-lru"},
+    ),
+)
+
+
+def results(bench: Bench, budgets: Sequence[str]) -> dict[str, Any]:
+    """Of one model, budget by budget."""
+    found = []
+    for budget in budgets:
+        found.append(_at(bench, budget))
+    return {"facts": bench.facts(), "budgets": found}
+
+
+def _at(bench: Bench, budget: str) -> dict[str, Any]:
+    tuned: list[dict[str, Any]] = []
+    readings: dict[tuple[str, str], Reading] = {}
+    for family in FAMILIES:
+        for width in family.widths:
+            reading = bench.read(family.policy(width), budget, bench.tuning)
+            readings[family.name, width] = reading
+    full = readings["lru", "full"]
+    for (name, width), reading in readings.items():
+        loss = float(reading.losses(full)[0])
+        tuned.append({"family": name, "width": width, "bytes": reading.bytes, "loss": loss})
+    own = next(row["loss"] for row in tuned if row["family"] == "crisp")
+    chosen = {"at crisp's loss": _best(tuned, own), f"at {MARK:.1%}": _best(tuned, MARK)}
+    bench.tell(f"budget {budget}: {len(tuned)} policies read")
+    return {
+        "budget": budget,
+        "tuning": tuned,
+        "heldout": {why: _reported(bench, budget, rows) for why, rows in chosen.items()},
+    }
+
+
+def _best(tuned: list[dict[str, Any]], most: float) -> list[dict[str, Any]]:
+    """Of each family, what loads least and loses at most ``most`` on the text to choose on."""
+    rows = []
+    for family in FAMILIES:
+        own = [row for row in tuned if row["family"] == family.name and row["loss"] <= most]
+        if own:
+            rows.append(min(own, key=lambda row: float(row["bytes"])))
+    return rows
+
+
+def _reported(bench: Bench, budget: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The chosen ones on text that nothing was chosen on."""
+    by_name = {family.name: family for family in FAMILIES}
+
+    def read(name: str, width: str) -> Reading:
+        return bench.read(by_name[name].policy(width), budget, bench.heldout)
+
+    full, crisp = read("lru", "full"), read("crisp", "tiered(.6,.9)")
+    found = []
+    for row in rows:
+        own = read(row["family"], row["width"])
+        more: Figure = figure(own.losses(full) - crisp.losses(full))
+        found.append(
+            {
+                "family": row["family"],
+                "width": row["width"],
+                "bytes": own.bytes,
+                "loss": own.loss(full),
+                "loss_above_crisp": more,
+                "over_crisp": over(own, crisp),
+                "over_lru": over(own, full),
+            }
+        )
+    return found

@@ -1,0 +1,135 @@
+"""One policy in one budget, executed by the real model: its loss, and what it loads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.quality.estimates import Figure, combined, figure
+from benchmarks.quality.setting import KINDS, Amounts, Tell
+from benchmarks.quality.study import Study
+from crisp.adapter import attach
+from crisp.files import atomic
+from crisp.policy import Budget, Policy
+from crisp.profile import Profile
+from crisp.profile.weights import QUANTILES, quantiles
+from crisp.quality import Scores, measure
+from crisp.quality.statistics import by_window, increase
+from crisp.windows import Windows
+
+TUNING, HELDOUT = 1024, 3072  # tokens of each kind of text
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Scores of some windows, and the blocks that were loaded while each was read."""
+
+    scores: Scores
+    blocks: npt.NDArray[np.int64]  # [windows]
+    fed: int  # tokens
+    block_bytes: int
+
+    @property
+    def bytes(self) -> float:
+        """Loaded, a token."""
+        return float(self.blocks.sum()) * self.block_bytes / self.fed
+
+    def kinds(self) -> npt.NDArray[np.int64]:
+        """The kind of text of each window."""
+        first = np.unique(self.scores.window, return_index=True)[1]
+        return self.scores.text[first].astype(np.int64)
+
+    def losses(self, full: Reading) -> Floats:
+        """Mean over the kinds of perplexity / full perplexity - 1, then of its resamples."""
+        ratios = []
+        for seed, kind in enumerate(KINDS):
+            own, other = (_of_kind(one.scores, kind) for one in (self, full))
+            sums = combined(by_window(own, increase(own, other)), seed)
+            ratios.append(np.expm1(sums[:, 1] / sums[:, 0]))
+        return np.mean(ratios, axis=0)
+
+    def loss(self, full: Reading) -> Figure:
+        """The first of `losses`, with its interval."""
+        return figure(self.losses(full))
+
+
+def over(a: Reading, b: Reading) -> Figure:
+    """Bytes of ``a`` over those of ``b`` on the same windows, with its interval."""
+    sums = 0.0
+    for seed, kind in enumerate(KINDS):
+        own = a.kinds() == kind
+        sums = sums + combined(np.stack([a.blocks[own], b.blocks[own]], 1).astype(float), seed)
+    assert isinstance(sums, np.ndarray)
+    return figure(sums[:, 0] / sums[:, 1])
+
+
+class Bench:
+    """A small model with importance order, and texts to choose on and to report on."""
+
+    def __init__(self, folder: Path, data: Path, work: Path, tell: Tell) -> None:
+        self.study = Study(folder, data, work, Amounts(calibration=16384), tell)
+        self.study.arrange(self.study.orders)
+        self.tell, self.spec = tell, self.study.spec
+        self.tuning = self.study.windows("calibration", KINDS.values(), TUNING)
+        self.heldout = self.study.windows("heldout", KINDS.values(), HELDOUT)
+        self.profile = _profile(self.study)
+
+    def read(self, policy: Policy, budget: str, windows: Windows) -> Reading:
+        """The windows one after the other, each token of each layer an event, from an empty cache.
+
+        Kept in the work folder.
+        """
+        key = json.dumps([repr(policy), budget, self.profile.digest(), windows.dataset])
+        file = self.study.work / f"budget-{hashlib.sha256(key.encode()).hexdigest()[:20]}.npz"
+        if not file.exists():
+            model, upto = self.study.loaded.model, [0]
+            with attach(
+                model, policy, self.profile, spec=self.spec, budget=Budget.parse(budget)
+            ) as attached:
+
+                def note(done: int, total: int) -> None:
+                    upto.append(attached.tally.blocks_loaded or 0)
+
+                scores = measure(model, windows, note, batch=1)
+            with atomic(file) as temporary, temporary.open("wb") as stream:
+                np.savez(stream, blocks=np.diff(upto), **vars(scores))
+        with np.load(file) as kept:
+            parts = {name: kept[name] for name in kept.files}
+        blocks = parts.pop("blocks")
+        return Reading(Scores(**parts), blocks, windows.fed, self.spec.block_bytes)
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the figures of this model were measured under."""
+        return {
+            "name": self.spec.name,
+            "spec": self.spec.to_dict(),
+            "weights": self.study.weights,
+            "tuning_tokens": self.tuning.fed,
+            "heldout_tokens": self.heldout.fed,
+            "full_bytes": len(self.spec.moe_layers) * self.spec.top_k * self.spec.expert_bytes,
+        }
+
+
+def _profile(study: Study) -> Profile:
+    """Counts, contributions and weights of the calibration text; roles by the router's weight."""
+    counts = study.profile(study.known)
+    spec = study.spec
+    weights = np.zeros((spec.n_layers, spec.n_experts, QUANTILES), np.float16)
+    sizes = np.zeros((spec.n_layers, spec.n_experts, spec.n_blocks), np.float32)
+    for layer, own in study.contributions(study.known, study.orders).items():
+        weights[layer] = quantiles(study.known.layers[layer].weighted)
+        sizes[layer] = own
+    return replace(counts, router_weights=weights, contributions=sizes)
+
+
+def _of_kind(scores: Scores, kind: int) -> Scores:
+    own = scores.text == kind
+    return Scores(*(np.asarray(values)[own] for values in vars(scores).values()))

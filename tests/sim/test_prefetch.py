@@ -1,0 +1,82 @@
+"""Prefetchers that need more than the run: what usually follows, and what will come."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crisp.case import Case, Conditions
+from crisp.errors import CrispError
+from crisp.fitting import fit
+from crisp.model import ModelSpec
+from crisp.policy import Budget, named
+from crisp.profile import Profile
+from crisp.run import Run
+from crisp.trace import RoutingTrace
+from crisp.trace.bundled import bundled
+from crisp.workload import split
+from sim.hardware import profile as hardware
+from sim.simulate import simulate
+from tests.oracles import offline
+from tests.oracles.caches import usual_next
+
+
+@pytest.fixture(scope="module")
+def parts() -> tuple[RoutingTrace, RoutingTrace]:
+    first, rest, _ = split(RoutingTrace.load(bundled()["tiny-mixtral-code"]))
+    return first, rest
+
+
+def case(first: RoutingTrace, rest: RoutingTrace, prefetch: str, **more: Any) -> Case:
+    spec = fit(ModelSpec.named("mixtral-8x7b"), rest)
+    policy, limited = named("lru", prefetch=prefetch), Conditions(limit=40)
+    counts = Profile.from_trace(first)
+    return Case(rest, spec, policy, Budget.parse("50%"), counts, limited, counted=first, **more)
+
+
+def asked_for(run: Run) -> float:
+    """Bytes that were fetched ahead and then asked for, in time or not."""
+    return (run.metrics["prefetch_useful_bytes"] or 0) + (run.metrics["prefetch_late_bytes"] or 0)
+
+
+def timeline(run: Run) -> Any:
+    return run.metrics, run.provenance["timeline_sha256"]
+
+
+def test_frequent_is_a_guess_by_counting(parts: tuple[RoutingTrace, RoutingTrace]) -> None:
+    first, rest = parts
+    experts, own = np.asarray(first.experts, np.int64), np.asarray(rest.experts, np.int64)
+    guess = np.full(rest.experts.shape, -1, np.int16)
+    for layer in range(first.layers - 1):
+        anchor = [offline.anchor_rank(row, None) for row in experts[:, layer].tolist()]
+        usual = usual_next(experts, layer, layer + 1, anchor)
+        for row, pair in enumerate(own[:, layer].tolist()):
+            guessed = usual.get((min(pair), max(pair)), [])
+            guess[row, layer + 1, : len(guessed)] = guessed
+    assert first.header.ordered
+    told = dataclasses.replace(rest, guess=guess)
+    machine = hardware("rtx4090-pcie4")
+    frequent = simulate(case(first, rest, "frequent"), machine)
+    assert timeline(frequent) == timeline(simulate(case(first, told, "guess"), machine))
+    assert asked_for(frequent) > 0
+    assert frequent.settings["profile"]["trace"] == first.digest()
+
+
+def test_perfect_wastes_nothing(parts: tuple[RoutingTrace, RoutingTrace]) -> None:
+    machine = hardware("rtx4090-pcie4")
+    run = simulate(case(*parts, "perfect"), machine)
+    none = simulate(case(*parts, "none"), machine)
+    assert run.metrics["prefetch_wasted_bytes"] == 0
+    assert asked_for(run) > 0
+    assert run.metrics["total_ns"] < none.metrics["total_ns"]
+    assert run.settings["policy"]["oracle"] == "prefetch perfect"
+    assert "oracle" not in none.settings["policy"]
+
+
+def test_frequent_needs_a_trace(parts: tuple[RoutingTrace, RoutingTrace]) -> None:
+    unknown = dataclasses.replace(case(*parts, "frequent"), counted=None)
+    with pytest.raises(CrispError, match="prefetch frequent: asks which experts follow which"):
+        simulate(unknown, hardware("rtx4090-pcie4"))

@@ -34,7 +34,7 @@ def main() -> int:
             place, record = Path(folder), asked.out.with_suffix(".json")
             if asked.raw_only:
                 content = json.loads(record.read_text("utf-8"))
-                beside = beside_all(place, asked.tokens, asked.repeats, GEOMETRIES)
+                beside = beside_all(place, asked.tokens, GEOMETRIES)
                 content["beside_raw"] = beside
             else:
                 content = measure_all(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 Record = dict[str, Any]
@@ -147,10 +147,10 @@ def _against_raw(runs: list[Record]) -> str:
         "experts": lambda row: row[0]["geometry"].partition(",")[0],
         "policy": lambda row: row[0]["policy"],
         "budget": lambda row: row[0]["budget"],
-        "raw, GB/s": lambda row: " ".join(f"{r['bytes'] / r['raw_ns']:.2f}" for r in row),
+        "raw, GB/s": lambda row: _quartiles([2 * r["bytes"] / sum(r["raw_ns"]) for r in row], 2),
         "loading over the rest": lambda row: f"{_loading(row):.0f}",
         "over raw": lambda row: f"{median(map(_over_raw, row)):.3f}",
-        "each": lambda row: " ".join(f"{_over_raw(run):.3f}" for run in row),
+        "quartiles": lambda row: _quartiles(list(map(_over_raw, row)), 3),
     }
     told = "In no cell does loading dominate so far."
     if own:
@@ -161,16 +161,20 @@ def _against_raw(runs: list[Record]) -> str:
         )
     return (
         "## Against plain reads\n\nMeasured time over that of plain O_DIRECT reads of the same\n"
-        "blocks in the same order, into huge pages too, one right after the other; granularity\n"
-        "block. What a run loads the one before has loaded too, and a disk may have a cache.\n"
-        + told
-        + "\n\n"
-        + _markdown(columns, rows)
+        "blocks in the same order, into huge pages too, one right after the other: the mean of\n"
+        "the readings right before and right after each run. Granularity block; the middle of\n"
+        f"{len(rows[0])} runs. What a run loads the one before has loaded too, and a disk may\n"
+        "have a cache.\n" + told + "\n\n" + _markdown(columns, rows)
     )
 
 
 def _over_raw(run: Record) -> float:
-    return float(run["ns"] / run["raw_ns"])
+    return float(2 * run["ns"] / sum(run["raw_ns"]))
+
+
+def _quartiles(values: Sequence[float], decimals: int) -> str:
+    low, middle, high = quantiles(values, n=4)
+    return f"{low:.{decimals}f} {middle:.{decimals}f} {high:.{decimals}f}"
 
 
 def _loading(runs: list[Record]) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,11 +112,9 @@ class CpuDevice:
         """Compute blocks of a task."""
         self._compute.submit(lambda: self._arithmetic.add(piece), done)
 
-    def combine(self, works: Sequence[Work], rows: int) -> Any:
-        """The experts' outputs summed: [rows, d_model] float32."""
-        summed = list[Any]()
-        self._compute.run(lambda: summed.append(self._arithmetic.combine(works, rows)))
-        return summed[0]
+    def combine(self, works: Sequence[Work], rows: int) -> Callable[[], Any]:
+        """The experts' outputs summed, behind the pieces."""
+        return self._compute.begin(lambda: self._arithmetic.combine(works, rows))
 
     def check(self) -> None:
         """Raise DeviceError if a thread is dead."""

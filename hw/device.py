@@ -65,12 +65,12 @@ class Device(Protocol):
     def compute(self, piece: Piece, done: Done) -> None:
         """Begin a computation on the idle compute stream: adds to ``piece.work.sums``."""
 
-    def combine(self, works: Sequence[Work], rows: int) -> Any:
-        """The experts' outputs summed with the router's weights: [rows, d_model] float32.
+    def combine(self, works: Sequence[Work], rows: int) -> Callable[[], Any]:
+        """Begin to sum the experts' outputs with the router's weights.
 
         By ascending expert id, so that the result depends on no policy. Of all that was given to
-        the compute stream before, whether that has ended or not; what it returns may be used as if
-        it were there.
+        the compute stream before, whether that has ended or not. What is returned gives the sums,
+        [rows, d_model] float32, which may be used as if they were there.
         """
 
     def check(self) -> None:

@@ -60,6 +60,7 @@ class Executor:
         self._over.set()
         self._begun = threading.Event()  # every piece of the event is with the compute stream
         self._blocks = 0  # of the event that are not
+        self._sum: Callable[[], Any] = lambda: None  # of the last event's outputs
         self._failure: BaseException | None = None
         self._load_since = self._piece_since = 0
         self._step = -1
@@ -101,13 +102,13 @@ class Executor:
         guess: Iterable[int],
         works: Callable[[], Mapping[int, Work]],
         n: int,
-    ) -> Any:
+    ) -> Callable[[], Any]:
         """Execute an event whose layer's attention and router are done.
 
         works: makes what each task computes, by expert; asked when the first load is on its way.
-        Returns the outputs of its ``n`` rows, summed with the router's weights: [n, d_model]
-        float32, computed when the device says so: the compute stream may still be at it. Raises
-        what a stream failed with.
+        Returns, when the last piece has begun, what gives the outputs of its ``n`` rows, summed
+        with the router's weights: [n, d_model] float32, computed when the device says so. Whoever
+        needs none need not wait for them. Raises what a stream failed with.
         """
         self._settle()
         with self._lock:
@@ -128,10 +129,16 @@ class Executor:
             self._begin_piece()
             self._held_ns += perf_counter_ns() - begin
         self._wait(self._begun)
-        out = self.device.combine([work for _, work in sorted(made.items())], n)
-        if self._failure is not None:  # a piece that was begun: nothing of it may be used
-            raise self._failure
-        return out
+        self._sum()  # of the event before: it is there
+        self._sum = total = self.device.combine([work for _, work in sorted(made.items())], n)
+
+        def outputs() -> Any:
+            found = total()
+            if self._failure is not None:  # a piece that was begun: nothing of it may be used
+                raise self._failure
+            return found
+
+        return outputs
 
     def host_times(self, lookup_ns: int) -> HostTimes:
         """What deciding took until now; ``lookup_ns`` of the caller's."""
@@ -144,6 +151,7 @@ class Executor:
             now = self._now()
             self._flush(now, always=True)
             self._failure = _Finished()  # a prefetch that still arrives starts nothing
+        self._sum()
         self.device.synchronise()
         return now
 

@@ -104,7 +104,7 @@ class GpuDevice:
         with self._streams.on(self._compute):
             self._begin(1, partial(self._launch, piece), done)
 
-    def combine(self, works: Sequence[Work], rows: int) -> Any:
+    def combine(self, works: Sequence[Work], rows: int) -> Callable[[], Any]:
         """Launched behind the pieces; what the caller does next waits for it on the device."""
         streams = self._streams
         out = streams.empty(rows, self._layout.d_model, dtype="float32")
@@ -117,7 +117,7 @@ class GpuDevice:
                 streams.launch(_weigh, out, work.sums, streams.upload(work.weights), index)
             after = streams.record()
         streams.wait(after)
-        return out
+        return lambda: out
 
     def check(self) -> None:
         """Raise DeviceError if a thread is dead."""

@@ -127,7 +127,7 @@ class Offloaded:
         tasks = union(ids.tolist(), widths.tolist())
         guess = () if chosen.guess is None else chosen.guess.ravel().tolist()
         made = partial(works, ids, widths, w, executor.device.place(inputs))
-        out = executor.event(layer.index, tasks, guess, made, len(ids))
+        out = executor.event(layer.index, tasks, guess, made, len(ids))()
         bias = self._model.biases[which]
         if bias is not None:  # of the down projection: part of every width
             out = out + executor.device.upload(self._shares(ids, widths, w)) @ bias

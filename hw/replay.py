@@ -90,7 +90,7 @@ def replay(
             )
             out = executor.event(event.layer, tasks, event.guess, made, len(widths))
             if outputs is not None:
-                outputs(out)
+                outputs(out())
         executor.end_step(step)
         total_ns = executor.finish()
         metered.stop()

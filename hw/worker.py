@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
 from hw.device import Done
 from hw.errors import DeviceError
@@ -28,19 +29,27 @@ class Worker:
         """Begin an operation; the callback may submit the next."""
         self._queue.put((operation, done))
 
-    def run(self, operation: Callable[[], None]) -> None:
-        """Do something in its thread, when it is idle, and wait for it."""
-        over, failures = threading.Event(), list[BaseException]()
+    def run(self, operation: Callable[[], Any]) -> Any:
+        """Do something in its thread, when it is idle, and wait for what it returns."""
+        return self.begin(operation)()
+
+    def begin(self, operation: Callable[[], Any]) -> Callable[[], Any]:
+        """Do something in its thread, when it is idle. What is returned here waits for it."""
+        over, failures, found = threading.Event(), list[BaseException](), list[Any]()
 
         def done(_: int, failure: BaseException | None) -> None:
             failures.extend([failure] if failure else [])
             over.set()
 
-        self.submit(operation, done)
-        while not over.wait(_PATIENCE):
-            self.check()
-        if failures:
-            raise failures[0]
+        def answer() -> Any:
+            while not over.wait(_PATIENCE):
+                self.check()
+            if failures:
+                raise failures[0]
+            return found[0]
+
+        self.submit(lambda: found.append(operation()), done)
+        return answer
 
     def check(self) -> None:
         """Raise DeviceError if the thread is dead."""

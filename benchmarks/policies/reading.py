@@ -76,11 +76,11 @@ class Bench:
 
     def __init__(self, folder: Path, data: Path, work: Path, tell: Tell) -> None:
         self.study = Study(folder, data, work, Amounts(calibration=16384), tell)
-        self.study.arrange(self.study.orders)
         self.tell, self.spec = tell, self.study.spec
         self.tuning = self.study.windows("calibration", KINDS.values(), TUNING)
         self.heldout = self.study.windows("heldout", KINDS.values(), HELDOUT)
         self.profile = _profile(self.study)
+        self.study.arrange(self.study.orders)
 
     def read(self, policy: Policy, budget: str, windows: Windows) -> Reading:
         """The windows one after the other, each token of each layer an event, from an empty cache.

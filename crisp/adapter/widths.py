@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from crisp.adapter.record import ranked
 from crisp.errors import CrispError
 from crisp.model import ModelSpec
 from crisp.policy import Budget, Policy
+from crisp.policy.contribution import row_on
+from crisp.policy.width import ResidencyWidths
 from crisp.profile import Profile
 from crisp.replay import Replay
 from crisp.workload import union
@@ -119,12 +121,17 @@ class Attached:
                 f"scope global or cache random: {len(ids)} tokens were fed at once, but what is "
                 "resident depends on the order of layers; feed one at a time"
             )
-        found = np.zeros(ids.shape, np.int16)
-        for row in range(len(ids)):
-            one = slice(row, row + 1)
-            found[one] = self._widths.widths(layer, ids[one], weights[one], replay.resident(layer))
-            replay.run(layer, union(ids[one].tolist(), found[one].tolist()))
-        return found
+        if not self._widths.residency:
+            found = self._widths.widths(layer, ids, weights, None)
+            for own, asked in zip(ids.tolist(), found.tolist(), strict=True):
+                replay.run(layer, union([own], [asked]))
+            return found
+        wanted = cast(ResidencyWidths, self._widths).wanted(layer, ids, weights).tolist()
+        widths = []
+        for own, bits in zip(ids.tolist(), wanted, strict=True):
+            widths.append(row_on(own, replay.resident(layer), bits))
+            replay.run(layer, union([own], widths[-1:]))
+        return np.array(widths, np.int16)
 
     def _count(self, which: int, ids: NDArray[np.int16], blocks: NDArray[np.int16]) -> None:
         tally = self.tally

@@ -187,16 +187,16 @@ def thresholds(profile: Profile, sizes: Floats, share: Fraction) -> Floats:
 def grown(experts: npt.NDArray[np.int16], resident: Sequence[int] | None, wanted: Bits) -> Widths:
     """`width_on` of every (token, expert): [rows, k]; 0 where an expert is absent."""
     assert resident is not None
-    return np.array(
-        [
-            [
-                width_on(resident[expert], bits) if expert >= 0 else 0
-                for expert, bits in zip(ids, own, strict=True)
-            ]
-            for ids, own in zip(experts.tolist(), wanted.tolist(), strict=True)
-        ],
-        np.int16,
-    ).reshape(experts.shape)
+    rows = zip(experts.tolist(), wanted.tolist(), strict=True)
+    return np.array([row_on(ids, resident, own) for ids, own in rows], np.int16)
+
+
+def row_on(experts: Sequence[int], resident: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """`width_on` of a token's experts."""
+    return [
+        width_on(resident[expert], bits) if expert >= 0 else 0
+        for expert, bits in zip(experts, wanted, strict=True)
+    ]
 
 
 def as_bits(flags: npt.NDArray[np.bool_]) -> Bits:

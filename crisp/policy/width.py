@@ -46,6 +46,18 @@ class BoundWidths(Protocol):
         """The widths [layers, anchor, expert], if the policy looks at nothing else."""
 
 
+class ResidencyWidths(BoundWidths, Protocol):
+    """A bound policy that looks at residency: `contribution.width_on` of ``wanted``."""
+
+    def wanted(
+        self,
+        layer: int,
+        experts: npt.NDArray[np.int16],
+        weights: npt.NDArray[np.float16] | None,
+    ) -> npt.NDArray[np.uint64]:
+        """Blocks of each (token, expert) that are worth loading, as bits: [rows, k]."""
+
+
 @dataclass(frozen=True, eq=False)
 class WidthTable:
     """A policy that is a table of the combination alone."""

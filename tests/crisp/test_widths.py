@@ -1,7 +1,7 @@
 """A policy's widths inside a real model."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -142,27 +142,9 @@ def test_measured_roles_decide_which_of_a_pair_stays_full(model: Any, spec: Mode
         assert close(logits(model), expected)
 
 
-@dataclass(frozen=True)
-class ResidentOnly:
-    """Whatever is resident runs as far as it is there; the first of a pair always in full."""
-
-    residency = True
-    counted = False
-
-    def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> "ResidentOnly":
-        return self
-
-    def widths(self, layer: int, experts: Any, weights: Any, resident: Any) -> Any:
-        found = np.array(resident, np.int16)[experts]
-        found[:, 0] = 20
-        return found
-
-    def table(self) -> None:
-        return None
-
-
 def resident_policy(**parts: Any) -> Any:
-    return replace(named("lru", **parts), width=ResidentOnly())
+    """The first of a pair in full; the second as far as it is resident."""
+    return named("lru", width="resident(0)", **parts)
 
 
 @pytest.mark.parametrize("unit", ["expert", "block"])

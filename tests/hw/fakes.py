@@ -51,9 +51,9 @@ class FakeDevice:
     def compute(self, piece: Piece, done: Done) -> None:
         self._queues[1].put((lambda: self._compute(piece), done))
 
-    def combine(self, works: Sequence[Work], rows: int) -> list[tuple[int, Any]]:
+    def combine(self, works: Sequence[Work], rows: int) -> Callable[[], list[tuple[int, Any]]]:
         self._drain(self._queues[1])
-        return [(work.expert, work.sums) for work in works]
+        return lambda: [(work.expert, work.sums) for work in works]
 
     def check(self) -> None:
         assert all(thread.is_alive() for thread in self._threads)

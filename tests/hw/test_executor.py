@@ -89,7 +89,7 @@ def execute(one: Case, device_seed: int) -> tuple[Any, list[list[int]], list[Any
             assert event.experts is not None
             tasks = union(event.experts, workload.widths(event, executor.residents))
             works = labelled(one, event, tasks)
-            outputs.append(executor.event(event.layer, tasks, event.guess, works, 1))
+            outputs.append(executor.event(event.layer, tasks, event.guess, works, 1)())
             if scheduler.ahead is None:
                 assert slots.resident() == states[-1]
                 assert slots.free == needed - sum(states[-1])

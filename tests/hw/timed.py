@@ -60,11 +60,12 @@ class TimedDevice:
         self.pieces.append(piece)
         self._begin(COMPUTE, self.piece_ns(len(piece.slots), len(piece.work.rows)), done)
 
-    def combine(self, works: Sequence[Work], rows: int) -> None:
+    def combine(self, works: Sequence[Work], rows: int) -> Callable[[], None]:
         with self._lock:
             while COMPUTE in self._pending:
                 self._lock.wait(1e-4)
             self._now += 1_000 * rows + 500 * len(works)
+        return lambda: None
 
     def synchronise(self) -> None:
         """Nobody waits here while something runs."""

@@ -3,6 +3,7 @@
 #   make demo    install into .venv (without torch), then run the demonstration into out/
 #   make test    install into .venv-test, then format, lint, types, import contracts, tests
 #   make bench   time the simulator against a bare SimPy loop, and preparation against plain work
+#   make million a million tokens, 5 budgets x 8 policies, through the fast replay (DATA: the routing)
 #   make fidelity  lay simulation beside measurement: docs/fidelity.md anew
 #   make soak    half an hour of random replays and texts on this machine
 #   make peers   tokens/s of this and of others under one memory cap: docs/peers.md anew (root)
@@ -10,6 +11,8 @@
 #   make gpu-report  every check that needs a GPU, with what PYTHON has; installs nothing: out/gpu/
 #   make gpu-bundle  the same as a folder to take to such a machine: out/gpu-bundle/
 #   make quality measure what widths cost in quality: docs/quality.md anew (DATA: the texts)
+#   make policies  what policies load and lose on the small models: docs/policies.md (DATA: the texts)
+#   make caches  lay caches, prefetchers and orders side by side: docs/caches.md (DATA: a trace)
 #   make clean   remove both environments, out/ and all caches
 
 PYTHON ?= python3
@@ -21,7 +24,7 @@ PIP_FLAGS := -qq --disable-pip-version-check --no-input -c constraints.txt
 TEST := .venv-test/bin
 SOURCES := $(shell find crisp sim hw traces -name __pycache__ -prune -o -type f -print)
 
-.PHONY: demo test bench fidelity peers soak kernels-report gpu-report gpu-bundle quality clean
+.PHONY: demo test bench million fidelity peers soak kernels-report gpu-report gpu-bundle quality policies caches clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -39,6 +42,9 @@ bench: .venv-test/installed
 	$(TEST)/python benchmarks/preparation.py
 	$(TEST)/python benchmarks/compute.py
 	$(TEST)/python benchmarks/deciding.py
+
+million: .venv-test/installed
+	$(TEST)/python benchmarks/million.py $(if $(DATA),--data $(DATA))
 
 fidelity: .venv-test/installed
 	$(TEST)/python benchmarks/fidelity
@@ -67,6 +73,12 @@ kernels-report: .venv-test/installed
 
 quality: .venv-test/installed
 	$(TEST)/python benchmarks/quality $(if $(DATA),--data $(DATA))
+
+policies: .venv-test/installed
+	$(TEST)/python benchmarks/policies $(if $(DATA),--data $(DATA))
+
+caches: .venv-test/installed
+	$(TEST)/python benchmarks/caches $(if $(DATA),--data $(DATA))
 
 clean:
 	rm -rf .venv .venv-test .venv-peers out dist build

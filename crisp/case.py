@@ -128,10 +128,13 @@ class Case:
     def workload(self) -> Workload:
         """The tasks of the events."""
         widths = self.policy.width.bind(self.spec, self.profile, self.trace.header.ordered)
-        following = None
-        if self.policy.prefetch.name == "frequent":
-            following = Following.from_trace(self._counted(), self.profile.expert_counts)
-        return Workload(self.trace, widths, self.policy.prefetch.name == "guess", following)
+        return Workload(self.trace, widths, self.policy.prefetch.name == "guess", self.following())
+
+    def following(self) -> Following | None:
+        """What usually comes next, where the prefetcher asks for it; CrispError if nobody knows."""
+        if self.policy.prefetch.name != "frequent":
+            return None
+        return Following.from_trace(self._counted(), self.profile.expert_counts)
 
     def _counted(self) -> RoutingTrace:
         """What the profile was counted from; CrispError if nobody knows."""
@@ -145,10 +148,8 @@ class Case:
     def steps(self, progress: Callable[[int], None] | None = None) -> Iterator[Step]:
         """The forward passes; ``progress`` is told the rows of each one that begins."""
         conditions = self.conditions
-        for step in plan(self.trace, self.rows(), conditions.batch, conditions.chunk):
-            if progress is not None:
-                progress(len(step.rows))
-            yield step
+        steps = plan(self.trace, self.rows(), conditions.batch, conditions.chunk)
+        return steps if progress is None else _told(steps, progress)
 
     def rows(self) -> npt.NDArray[np.int64]:
         """The rows of the trace that are run."""
@@ -182,6 +183,12 @@ class Case:
             },
             **vars(self.conditions),
         }
+
+
+def _told(steps: Iterator[Step], progress: Callable[[int], None]) -> Iterator[Step]:
+    for step in steps:
+        progress(len(step.rows))
+        yield step
 
 
 def check_times(policy: Policy, hardware: HardwareProfile | None) -> None:

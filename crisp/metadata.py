@@ -39,6 +39,11 @@ _TENSORS: dict[str, tuple[type, tuple[str, ...]]] = {
     "contributions": (np.float32, (_L, _E, "blocks")),
     "router_weights": (np.float16, (_L, _E, "quantiles")),
 }
+# There where they were asked for, both or none.
+_OPTIONAL: dict[str, tuple[type, tuple[str, ...]]] = {
+    "width_losses": (np.float32, (_L, _E, "roles", "widths")),
+    "role_counts": (np.int64, (_L, _E, "roles")),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +61,10 @@ class Metadata:
     contributions: npt.NDArray[np.float32]  # [layers, experts, blocks] mean |activation| x |down|
     router_weights: npt.NDArray[np.float16]  # [layers, experts, 32] quantiles of its own
     provenance: Mapping[str, Any]  # texts, tokens, how roles were found, times, versions
+    # [layers, experts, 2, blocks + 1] nats a token that an expert costs at each width, as the
+    # anchor (0) and beside it (1); NaN: unknown
+    width_losses: npt.NDArray[np.float32] | None = None
+    role_counts: npt.NDArray[np.int64] | None = None  # [layers, experts, 2] tokens behind it
 
     def profile(self) -> Profile:
         """The counts, with the measured roles."""
@@ -66,6 +75,8 @@ class Metadata:
             dominant(self.increase),
             self.router_weights,
             self.contributions,
+            self.width_losses,
+            self.role_counts,
         )
 
     @property
@@ -97,6 +108,8 @@ class Metadata:
             "curves": self.curves,
             "contributions": self.contributions,
             "router_weights": self.router_weights,
+            "width_losses": self.width_losses,
+            "role_counts": self.role_counts,
         }
         header = {
             "version": VERSION,
@@ -107,7 +120,8 @@ class Metadata:
         }
         typed: dict[str, npt.NDArray[Any]] = {
             name: np.ascontiguousarray(tensors[name], dtype)
-            for name, (dtype, _) in _TENSORS.items()
+            for name, (dtype, _) in {**_TENSORS, **_OPTIONAL}.items()
+            if tensors[name] is not None
         }
         # One entry: safetensors writes several in an order of its own, another each time.
         content = save(typed, {"crisp": json.dumps(header, sort_keys=True)})
@@ -121,10 +135,12 @@ class Metadata:
         try:
             with safe_open(path, "np") as file:
                 header = _header(path, file.metadata() or {})
-                lacks = sorted(_TENSORS.keys() - set(file.keys()))
+                held = set(file.keys())
+                asked = _TENSORS | (_OPTIONAL if held & _OPTIONAL.keys() else {})
+                lacks = sorted(asked.keys() - held)
                 if lacks:
                     raise CrispError(f"{path}: lacks {lacks[0]}")
-                tensors = {name: file.get_tensor(name) for name in _TENSORS}
+                tensors = {name: file.get_tensor(name) for name in asked}
         except OSError as error:
             raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
         except SafetensorError as error:
@@ -164,15 +180,16 @@ def _header(path: Path | str, found: Mapping[str, str]) -> dict[str, Any]:
 
 def _checked(path: Path | str, spec: ModelSpec, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
     sizes = {_L: spec.n_layers, _E: spec.n_experts, "points": POINTS, "blocks": spec.n_blocks}
-    sizes["quantiles"] = QUANTILES
-    for name, (dtype, axes) in _TENSORS.items():
-        tensor, shape = tensors[name], tuple(sizes[axis] for axis in axes)
+    sizes |= {"quantiles": QUANTILES, "roles": 2, "widths": spec.n_blocks + 1}
+    for name, tensor in tensors.items():
+        dtype, axes = (_TENSORS | _OPTIONAL)[name]
+        shape = tuple(sizes[axis] for axis in axes)
         if tensor.shape != shape or tensor.dtype != dtype:
             raise CrispError(
                 f"{path}: {name} is {tensor.dtype} {tensor.shape}, expected "
                 f"{np.dtype(dtype)} {shape}"
             )
-        if name == "increase":
+        if name in ("increase", "width_losses"):
             if np.isinf(tensor).any():
                 raise CrispError(f"{path}: {name}: an infinite value")
         elif not np.isfinite(tensor).all() or (tensor < 0).any():

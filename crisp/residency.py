@@ -50,6 +50,8 @@ class Residency:
         self.count = [0] * entries  # events taken part in
         self.capacity = list(capacity)
         self._rule, self._seed = cache.rule, cache.seed
+        # Asked once a task: one look-up is quicker than two.
+        self._note_use, self._note_entry = cache.rule.used, cache.rule.admitted
         self._event = 0
         # What the rule notes: see `crisp.policy.eviction`.
         self._layers = [row for row in range(rows) for _ in range(self._experts)]
@@ -73,9 +75,9 @@ class Residency:
         self.held[entry] |= EVENT
         self.last[entry] = event
         self.count[entry] += 1
-        if self._rule.used is not None:
+        if self._note_use is not None:
             low, high = self._bounds[part]
-            self._rule.used(
+            self._note_use(
                 self.mark, self.stamp, self.resident, entry, event, low, high, self.capacity[part]
             )
         return blocks
@@ -112,8 +114,8 @@ class Residency:
         """Give a protected entry more blocks, evicting for them; `keepable` said that they fit."""
         over = self.used[part] + blocks - self.capacity[part]
         evicted = self._evict(part, over) if over > 0 else ()
-        if not self.resident[entry] and self._rule.admitted is not None:
-            self._rule.admitted(self.mark, self.stamp, self.last, entry, self._event)
+        if self._note_entry is not None and not self.resident[entry]:
+            self._note_entry(self.mark, self.stamp, self.last, entry, self._event)
         self.resident[entry] += blocks
         self.used[part] += blocks
         self.locked[part] += blocks

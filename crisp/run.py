@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from crisp import TOOL
 from crisp.counts import Decided
@@ -19,7 +20,7 @@ from crisp.files import atomic
 from crisp.hardware import CostModel
 from crisp.model import ModelSpec
 from crisp.run_check import check
-from crisp.timeline import StepLog, Totals
+from crisp.timeline import StepLog, Steps, Totals
 from crisp.trace import DECODE
 
 VERSION = 1
@@ -33,6 +34,8 @@ class Run:
     metrics: dict[str, int | float | None]
     unavailable: dict[str, str]
     provenance: dict[str, Any]
+    steps: Steps | None = field(default=None, compare=False, repr=False)
+    """Of a simulation that was made here: files have none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, safe for JSON."""
@@ -103,7 +106,7 @@ def load(path: str | Path) -> list[Run]:
         check(run, where)
         if run["provenance"].get("inputs_sha256") != _digest(run["settings"]):
             raise CrispError(f"{where}: its settings were changed after it was made")
-    parts = [field.name for field in fields(Run)]
+    parts = ("settings", "metrics", "unavailable", "provenance")
     return [Run(**{part: run[part] for part in parts}) for run in runs]
 
 
@@ -120,12 +123,16 @@ def finish(
     initial: Sequence[int] | None,
     energy: Callable[[States], Energy | str],
     host: HostTimes | None = None,
+    belady: int | None = None,
+    sequence: npt.NDArray[np.int32] | None = None,
 ) -> Run:
     """The run that has ended, with its metrics.
 
     cost: of a simulated machine; None: times were measured, and bounds are unknown. initial: blocks
     of each expert that were resident from the start. energy: joules from how long which streams
-    were busy, or why there are none. host: of a measured run.
+    were busy, or why there are none. host: of a measured run. belady: the fewest blocks that any
+    cache could have loaded, see `crisp.bounds`, and sequence: of each row of the trace; both of a
+    simulated run.
 
     Raises InvariantError if its sums contradict each other.
     """
@@ -138,7 +145,7 @@ def finish(
     both = sums.compute_hidden + sums.layer_hidden
     busy = sums.compute + sums.layer
     states = States(total_ns - sums.link - busy + both, sums.link - both, busy - both, both)
-    _check(scheduler, sums, states, total_ns, timed=cost is not None)
+    _check(scheduler, sums, states, total_ns, belady, timed=cost is not None)
     stall = total_ns - busy
     n_bytes = blocks * spec.block_bytes
 
@@ -165,8 +172,8 @@ def finish(
         "layer_ms_per_token": sums.layer / tokens / 1e6,
     }
     why = {name: "nothing to take a share of" for name, value in metrics.items() if value is None}
-    bounds, unknown = _bounds(spec, cost, sums, n_bytes, len(end))
-    metrics |= {name: ms and ms / tokens for name, ms in bounds.items()}
+    bounds, unknown = _bounds(spec, cost, sums, n_bytes, belady, len(end))
+    metrics |= {name: whole and whole / tokens for name, whole in bounds.items()}
     why |= unknown
 
     latency = np.repeat(took[decode], rows[decode]) / 1e6
@@ -211,47 +218,73 @@ def finish(
             else:
                 why[key] = "there was no event"
 
+    steps = None if sequence is None else log.steps(sequence)
     joules = energy(states)
     names = {"energy_j_per_token": "gross_j", "energy_net_j_per_token": "net_j"}
     if isinstance(joules, str):
         metrics |= dict.fromkeys(names)
         why |= dict.fromkeys(names, joules)
-        return Run(settings, metrics, why, provenance(settings, sums, None))
+        return Run(settings, metrics, why, provenance(settings, sums, None), steps)
     for name, part in names.items():
         metrics[name] = getattr(joules, part) and getattr(joules, part) / tokens
         if metrics[name] is None:
             why[name] = "what the idle machine draws was not measured"
-    return Run(settings, metrics, why, provenance(settings, sums, joules))
+    return Run(settings, metrics, why, provenance(settings, sums, joules), steps)
 
 
 def _bounds(
-    spec: ModelSpec, cost: CostModel | None, sums: Totals, n_bytes: int, steps: int
+    spec: ModelSpec,
+    cost: CostModel | None,
+    sums: Totals,
+    n_bytes: int,
+    belady: int | None,
+    steps: int,
 ) -> tuple[dict[str, float | None], dict[str, str]]:
-    """(what a run could not be faster than, in ms, reasons for what is None)."""
-    names = [f"{name}_bound_ms_per_token" for name in ("io", "order", "compute", "memory")]
-    if cost is None:
+    """(what a run could not be faster than, in ms, or load less than, and why what is None is)."""
+    names = ("io", "belady", "order", "compute", "memory")
+    found: dict[str, float | None] = dict.fromkeys(
+        ("belady_bytes_per_token", *(f"{name}_bound_ms_per_token" for name in names))
+    )
+    if cost is None or belady is None:
         reason = "the times of single activities, undisturbed, were not measured"
-        return dict.fromkeys(names), dict.fromkeys(names, reason)
-    known: list[float] = [cost.io_bound(n_bytes) / 1e6, sums.order_bound / 1e6, sums.alone / 1e6]
+        why = dict.fromkeys(found, reason)
+        why["belady_bytes_per_token"] = "it is counted of simulated runs"
+        return found, why
+    fewest = belady * spec.block_bytes
+    found |= {
+        "belady_bytes_per_token": fewest,
+        "io_bound_ms_per_token": cost.io_bound(n_bytes) / 1e6,
+        "belady_bound_ms_per_token": cost.io_bound(fewest) / 1e6,
+        "order_bound_ms_per_token": sums.order_bound / 1e6,
+        "compute_bound_ms_per_token": sums.alone / 1e6,
+    }
     if cost.memory_bandwidth is None:
-        return dict(zip(names, [*known, None], strict=True)), {
-            names[-1]: "link and compute share no memory"
-        }
+        return found, {"memory_bound_ms_per_token": "link and compute share no memory"}
     traffic = cost.load_traffic(n_bytes) + cost.compute_traffic(0, sums.blocks_computed)
     traffic += sum(cost.layer_traffic(layer) for layer in range(spec.n_layers)) * steps
-    return dict(zip(names, [*known, traffic / cost.memory_bandwidth * 1e3], strict=True)), {}
+    return found | {"memory_bound_ms_per_token": traffic / cost.memory_bandwidth * 1e3}, {}
 
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _check(scheduler: Decided, sums: Totals, states: States, total_ns: int, timed: bool) -> None:
+def _check(
+    scheduler: Decided,
+    sums: Totals,
+    states: States,
+    total_ns: int,
+    belady: int | None,
+    timed: bool,
+) -> None:
     """The sums of a run, counted in different places, must agree; timed: by a cost model."""
     facts = {
         "an event was left unfinished": scheduler.done,
         "blocks issued are not the blocks that landed": (
             0 <= scheduler.blocks_loaded - sums.blocks_landed <= (scheduler.ahead is not None)
+        ),
+        "fewer blocks were loaded than any cache could": (
+            belady is None or belady <= scheduler.blocks_loaded
         ),
         "the states do not add up to the run": min(vars(states).values()) >= 0
         and states.total == total_ns,

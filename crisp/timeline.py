@@ -10,7 +10,8 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from operator import itemgetter
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -146,27 +147,52 @@ class Sums(Totals):
         return makespan(load, compute, jobs >> 32)
 
 
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The steps of a run: [steps] each."""
+
+    end_ns: Rows
+    rows: Rows
+    blocks: Rows  # issued on the link until then, from the start of the run
+    sequence: npt.NDArray[np.int32]  # of the first row
+    phase: npt.NDArray[np.uint8]
+
+
 class StepLog:
     """When every step ended, and what it was."""
 
     def __init__(self) -> None:
         self._values = array("q")
 
-    def add(self, step: Step, end_ns: int) -> None:
-        """A step has ended; the next one begins at once."""
-        self._values.extend((end_ns, len(step.rows), step.phase, step.opens, step.closes))
+    def add(self, step: Step, end_ns: int, blocks: int = 0) -> None:
+        """A step has ended; the next one begins at once. blocks: issued until then."""
+        self._values.extend(
+            (end_ns, len(step.rows), step.phase, step.opens, step.closes, blocks, step.rows[0])
+        )
 
-    def add_all(self, steps: Sequence[Step], ends: Rows) -> None:
+    def add_all(self, steps: Sequence[Step], ends: Rows, blocks: Rows) -> None:
         """Steps have ended, one after the other, at ``ends`` [steps]."""
-        table = np.empty((len(steps), 5), np.int64)
-        table[:, 0] = ends
-        table[:, 1:] = [(len(step.rows), step.phase, step.opens, step.closes) for step in steps]
+        table = np.empty((len(steps), 7), np.int64)
+        rows, *more = zip(*steps, strict=True)
+        columns: list[Any] = [ends, [*map(len, rows)], *more, blocks, [*map(itemgetter(0), rows)]]
+        for place, column in enumerate(columns):
+            table[:, place] = column
         self._values.frombytes(table.tobytes())
 
     def columns(self) -> tuple[Rows, Rows, Rows, Rows, Rows]:
         """(end in ns, rows, phase, opens a prompt, closes one), each [steps]."""
-        table = np.frombuffer(self._values, np.int64).reshape(-1, 5)
-        return table[:, 0], table[:, 1], table[:, 2], table[:, 3], table[:, 4]
+        end, rows, phase, opens, closes = self._table()[:, :5].T
+        return end, rows, phase, opens, closes
+
+    def steps(self, sequence: npt.NDArray[np.int32]) -> Steps:
+        """What the steps of a simulation have loaded; sequence: of each row of its trace."""
+        end, rows, phase, _, _, blocks, first = self._table().T
+        return Steps(
+            end.copy(), rows.copy(), blocks.copy(), sequence[first], phase.astype(np.uint8)
+        )
+
+    def _table(self) -> Rows:
+        return np.frombuffer(self._values, np.int64).reshape(-1, 7)
 
 
 def makespan(load: Rows, compute: Rows, event: Rows) -> int:

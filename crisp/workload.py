@@ -92,6 +92,10 @@ def plan(
             first = min(filter(None, prompts))  # of the sequence that came first
             yield from _chunks(first, chunk, _ends_here(trace, first[-1]))
             prompts[prompts.index(first)] = []
+        elif batch == 1 and slots[0]:  # most runs, and so without looking round at every token
+            for row in reversed(slots[0]):
+                yield Step([row], DECODE)
+            slots[0] = []
         elif taken := [slot.pop() for slot in slots if slot]:
             yield Step(taken, DECODE)
         else:

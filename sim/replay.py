@@ -31,6 +31,9 @@ def replay(
         raise refused(f"unified memory, which {hardware.name} has")
     if sharing(cost, (0, 1)) is not None:
         raise refused(f"streams that slow each other down, as on {hardware.name}")
+    widths = case.policy.width.bind(case.spec, case.profile, case.trace.header.ordered)
+    if case.policy.oracle and widths.residency:
+        case.future()  # says why there is none
     found = execute(
         case.spec,
         case.policy,
@@ -39,8 +42,10 @@ def replay(
         by_block=case.conditions.by_block,
         cost=cost,
         trace=case.trace,
-        widths=case.policy.width.bind(case.spec, case.profile, case.trace.header.ordered),
+        widths=widths,
         steps=case.steps(progress),
+        warmth=case.warmth(),
+        following=case.following(),
     )
     return finish(
         case.settings("fast", hardware.to_dict()),
@@ -51,6 +56,8 @@ def replay(
         log=found.log,
         total_ns=found.total_ns,
         skipped=found.skipped,
+        belady=found.belady,
+        sequence=case.trace.sequence,
         initial=case.initial(),
         energy=lambda states: modelled(hardware, states),
     )

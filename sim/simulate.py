@@ -12,6 +12,7 @@ from crisp.hardware import HardwareProfile, cost_model
 from crisp.policy import Cache
 from crisp.run import Run, finish
 from crisp.timeline import Recorder, Sink, StepLog
+from sim.bounds import FEW, Belady
 from sim.streams import Streams
 
 
@@ -35,7 +36,9 @@ def simulate(
         mapped = replace(case.policy, cache=Cache("static", "global"))
         case = replace(case, policy=mapped, everything=True)
     workload, scheduler = case.workload(), case.scheduler(cost)
-    recorder, log = Recorder(sinks, case.conditions.by_block), StepLog()
+    uses = len(case.rows()) * len(case.spec.moe_layers) * case.trace.k
+    belady = Belady(case.spec, case.capacity(), case.initial(), compiled=uses > FEW)
+    recorder, log = Recorder([*sinks, belady], case.conditions.by_block), StepLog()
     streams = Streams(case.spec, scheduler, cost, workload, recorder, log, watch)
     total_ns = streams.run(case.steps(progress))
     return finish(
@@ -47,6 +50,8 @@ def simulate(
         log=log,
         total_ns=total_ns,
         skipped=workload.skipped,
+        belady=belady.blocks,
+        sequence=case.trace.sequence,
         initial=case.initial(),
         energy=lambda states: modelled(hardware, states),
     )

@@ -181,7 +181,7 @@ class Streams:
 
     def _close(self, step: Step | None, now: int) -> None:
         if step is not None:
-            self._log.add(step, now)
+            self._log.add(step, now, self._scheduler.blocks_loaded)
             self._recorder.flush(now, self._link_since)
 
     def _residents(self, layer: int) -> Sequence[int]:

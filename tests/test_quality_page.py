@@ -30,7 +30,8 @@ from crisp.policy.width import Tiered  # noqa: E402
 from crisp.prepare.ablation import Ablation  # noqa: E402
 from crisp.prepare.calibration import calibrate  # noqa: E402
 from crisp.prepare.importance import NeuronOrder  # noqa: E402
-from crisp.prepare.pipeline import Request, prepare  # noqa: E402
+from crisp.prepare.measuring import Request  # noqa: E402
+from crisp.prepare.pipeline import prepare  # noqa: E402
 from crisp.prepare.roles import Exact, Local, increases  # noqa: E402
 from crisp.quality import Scores, evaluate, measure  # noqa: E402
 

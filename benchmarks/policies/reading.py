@@ -24,7 +24,7 @@ from crisp.quality import Scores, measure
 from crisp.quality.statistics import by_window, increase
 from crisp.windows import Windows
 
-TUNING, HELDOUT = 1024, 3072  # tokens of each kind of text
+TUNING, HELDOUT = 1024, 2048  # tokens of each kind of text
 Floats = npt.NDArray[np.float64]
 
 
@@ -87,7 +87,8 @@ class Bench:
 
         Kept in the work folder.
         """
-        key = json.dumps([repr(policy), budget, self.profile.digest(), windows.dataset])
+        told = repr(policy), budget, self.profile.digest(), windows.dataset, windows.fed
+        key = json.dumps(told)
         file = self.study.work / f"budget-{hashlib.sha256(key.encode()).hexdigest()[:20]}.npz"
         if not file.exists():
             model, upto = self.study.loaded.model, [0]

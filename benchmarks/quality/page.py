@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality.claims import CLAIMS, CONTRADICTED, MIXED, OPEN, SHOWN, outcome
+from benchmarks.quality.extract import EXTRACT, extract
 from benchmarks.quality.sections import SECTIONS
 from benchmarks.quality.tables import markdown, verdict
 from crisp.files import atomic
@@ -68,16 +69,25 @@ def render(content: Figure) -> str:
 
 
 def write(root: Path, content: Figure) -> None:
-    """Write figures, page and pictures."""
+    """Write figures, page and pictures, and the figures that `crisp reproduce` has."""
     from benchmarks.quality.pictures import PICTURES
 
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     (root / IMAGES).mkdir(parents=True, exist_ok=True)
-    for name, made in ((CONTENT, text), (PAGE, render(content))):
+    (root / EXTRACT).parent.mkdir(parents=True, exist_ok=True)
+    for name, made in (
+        (CONTENT, as_json(content)),
+        (EXTRACT, as_json(extract(content))),
+        (PAGE, render(content)),
+    ):
         with atomic(root / name) as temporary:
             temporary.write_text(made, encoding="utf-8")
     for name, draw in PICTURES.items():
         draw(root / IMAGES / f"quality-{name}.png", content["models"])
+
+
+def as_json(content: Figure) -> str:
+    """The text of a file of figures."""
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def _conditions(models: list[Figure]) -> str:

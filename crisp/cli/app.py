@@ -21,7 +21,11 @@ from crisp.cli.generate import generate
 from crisp.cli.pack import pack
 from crisp.cli.prepare import prepare, refresh
 from crisp.cli.replay import replay
+from crisp.cli.report import report
+from crisp.cli.reproduce import reproduce
 from crisp.cli.simulate import simulate
+from crisp.cli.sweep import sweep
+from crisp.cli.tune import tune
 from crisp.errors import nearest
 
 
@@ -43,6 +47,8 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(simulate)
+app.command()(sweep)
+app.command()(tune)
 app.command()(explain)
 app.command()(prepare)
 app.command()(refresh)
@@ -52,6 +58,8 @@ app.command()(replay)
 app.command()(generate)
 app.command()(calibrate)
 app.command()(compare)
+app.command()(report)
+app.command()(reproduce)
 # what follows the first word that is no option is another command's
 app.command(context_settings={"allow_interspersed_args": False})(energy)
 app.command()(doctor)

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from multiprocessing import resource_tracker
 from pathlib import Path
 
 from crisp.case import Case, Conditions
@@ -27,8 +20,11 @@ from crisp.timeline import Sink
 from crisp.trace import RoutingTrace
 from crisp.workload import split
 from sim.simulate import simulate
+from sim.sweep.parallel import cores, side_by_side
 
 ENGINES = ("simpy", "fast")
+AUTO = "auto"  # fast where it can do the case exactly, else simpy
+_OPENED = 4  # sources that stay open
 
 
 @dataclass(frozen=True)
@@ -133,6 +129,12 @@ def _fitting(found: Metadata, trace: RoutingTrace, path: Path) -> Profile:
     return found.profile()
 
 
+@lru_cache(maxsize=_OPENED)
+def opened(source: Source) -> Routing:
+    """What `open_source` says, remembered: files are taken not to change meanwhile."""
+    return open_source(source)
+
+
 def run_cell(
     cell: Cell,
     routing: Routing,
@@ -142,6 +144,11 @@ def run_cell(
     """Simulate one cell here. The engine ``fast`` has nothing for sinks."""
     assert cell.hardware is not None
     case = cell.case(routing)
+    if cell.engine == AUTO:
+        try:
+            return run_cell(replace(cell, engine="fast"), routing, sinks, progress)
+        except CrispError:  # what it cannot do; what nobody can is said by the other one
+            return run_cell(replace(cell, engine="simpy"), routing, sinks, progress)
     if cell.engine == "fast":
         from sim.replay import replay  # imports numba, for which others need not wait
 
@@ -156,69 +163,15 @@ def run_cells(cells: Sequence[Cell], done: Callable[[], None]) -> list[Run]:
     done: called whenever one more is finished.
     """
     runs: list[Run | None] = [None] * len(cells)
-    with ExitStack() as stack:
-        try:
-            for place, run in _finished(cells, stack):
-                runs[place] = run
-                done()
-        except BrokenProcessPool as error:
-            raise CrispError("a worker process was killed; was there memory enough?") from error
-        except BaseException:
-            # what has failed is raised here; joblib's threads may trip over tasks that are gone
-            threading.excepthook = lambda failure: None
-            raise
+    jobs = min(len(cells), cores())
+    with side_by_side(_numbered, enumerate(cells), jobs=jobs) as finished:
+        for place, run in finished:
+            runs[place] = run
+            done()
     return [run for run in runs if run is not None]
-
-
-def _finished(cells: Sequence[Cell], stack: ExitStack) -> Iterator[tuple[int, Run]]:
-    """Places and runs as they finish; leaving the stack stops those that have not."""
-    import joblib
-
-    numbered = list(enumerate(cells))
-    workers = min(len(cells), len(os.sched_getaffinity(0)))
-    if workers < 2:
-        return map(_numbered, numbered)
-    parallel = joblib.Parallel(
-        workers, "loky", return_as="generator_unordered", pre_dispatch="all", batch_size=1
-    )
-    with _interrupts_held():
-        finished: Generator[tuple[int, Run]] = parallel(map(joblib.delayed(_numbered), numbered))
-        stack.callback(_stop, finished)
-    return finished
 
 
 def _numbered(item: tuple[int, Cell]) -> tuple[int, Run]:
     """A cell's run in a worker, which opens each source once."""
     place, cell = item
-    return place, run_cell(cell, _opened(cell.source))
-
-
-@lru_cache(maxsize=1)
-def _opened(source: Source) -> Routing:
-    return open_source(source)
-
-
-def _stop(finished: Generator[tuple[int, Run]]) -> None:
-    """End the workers; nothing happens if all are done."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # joblib's advice on work that was in vain
-        finished.close()
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Answer Ctrl-C when the block ends; processes that start in it never get any.
-
-    So a terminal's Ctrl-C reaches this process alone, which stops its workers itself.
-    """
-    caught: list[int] = []
-    resource_tracker.ensure_running()  # joblib starts it, and starting it lets signals through
-    handler = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, handler)
-    if caught and callable(handler):
-        handler(signal.SIGINT, None)
+    return place, run_cell(cell, opened(cell.source))

@@ -20,6 +20,7 @@ class Bounds(NamedTuple):
 
     io: float  # bytes over bandwidth
     order: float  # the best order of each event's tasks, at the same residency
+    belady: float  # the fewest bytes of any cache for the same tasks, over bandwidth
     compute: float  # all that is computed, undisturbed: nothing had to be loaded
     memory: float | None  # all bytes moved over the bandwidth of a memory that both streams share
 
@@ -81,12 +82,12 @@ def account(run: Run) -> Account:
     def value(name: str) -> float:
         return float(run.metrics[name] or 0)
 
-    io, order, compute, memory = (
-        run.metrics[f"{name}_bound_ms_per_token"] for name in ("io", "order", "compute", "memory")
+    io, order, belady, compute, memory = (
+        run.metrics[f"{name}_bound_ms_per_token"] for name in Bounds._fields
     )
     bounds = None
-    if io is not None and order is not None and compute is not None:
-        bounds = Bounds(io, order, compute, memory)
+    if io is not None and order is not None and belady is not None and compute is not None:
+        bounds = Bounds(io, order, belady, compute, memory)
     experts, layers = value("compute_ms_per_token"), value("layer_ms_per_token")
     return Account(
         total=value("total_ns") / value("tokens") / 1e6,
@@ -133,9 +134,14 @@ def one_run(run: Run, which: str) -> list[str]:
         return [*lines, _UNKNOWN]
     lines[-1:-1] = [
         "bounds:",
-        _line(parts, bounds.io, f"bytes: {_megabytes(run)} a token at the link's bandwidth"),
-        _line(parts, bounds.compute, "compute: all experts at hand"),
+        _line(parts, bounds.io, f"bytes: {_size(run, 'bytes')} a token at the link's bandwidth"),
         _line(parts, bounds.order, "order: each event's tasks in their best order"),
+        _line(
+            parts,
+            bounds.belady,
+            f"Belady: {_size(run, 'belady_bytes')} a token, what the best cache would load",
+        ),
+        _line(parts, bounds.compute, "compute: all experts at hand"),
     ]
     if bounds.memory is not None:
         lines.insert(-1, _line(parts, bounds.memory, "memory: all that both streams move"))
@@ -148,8 +154,11 @@ def one_run(run: Run, which: str) -> list[str]:
     if not unified:  # there what one stream gains the other may lose
         lines.append(
             f"at most: a better order gains {parts.gain(bounds.order)}, perfect overlap between "
-            f"layers {parts.gain(max(bounds.io, bounds.compute))}, loading nothing "
-            f"{parts.gain(bounds.compute)}"
+            f"layers {parts.gain(max(bounds.io, bounds.compute))}, and with a cache"
+        )
+        lines.append(
+            f"that knows what will come {parts.gain(max(bounds.belady, bounds.compute))}, loading "
+            f"nothing {parts.gain(bounds.compute)}"
         )
     return lines
 
@@ -210,10 +219,10 @@ def _machine(run: Run) -> str:
     return str((device or hardware or {"name": "an unnamed machine"})["name"])
 
 
-def _megabytes(run: Run) -> str:
+def _size(run: Run, name: str) -> str:
     from crisp.units import show_bytes
 
-    return show_bytes(float(run.metrics["bytes_per_token"] or 0))
+    return show_bytes(float(run.metrics[f"{name}_per_token"] or 0))
 
 
 def _percent(share: float | None) -> str:

@@ -37,7 +37,7 @@ MetadataFile = Annotated[
 ]
 WIDTHS = (
     "full, uniform(.5), single, tiered(alpha=.6,beta=.9), skip(.5), skip-contribution(.5), "
-    "drop(.25), contribution(.75), contribution-resident(.75) or resident(.5)."
+    "drop(.25), contribution(.75), contribution-resident(.75), resident(.5) or solver(.02)."
 )
 POLICIES = "fo, lru, mo, up, crisp, em, drop, contribution or worth."
 Width = Annotated[str | None, _choice(WIDTHS)]

@@ -14,7 +14,7 @@ from crisp.cli.targets import Name, check_outputs
 from crisp.cli.words import counted
 from crisp.metadata import FILE, Metadata
 from crisp.prepare.importance import NeuronOrder
-from crisp.prepare.pipeline import Report, Request
+from crisp.prepare.measuring import Report, Request
 from crisp.prepare.roles import read_method
 
 _MODEL = typer.Argument(help="A folder with a transformers checkpoint.", show_default=False)
@@ -23,6 +23,11 @@ _MORE = typer.Argument(hidden=True, metavar="TEXT")
 _ROLES = typer.Option(help="How roles are told: weight, local, grouped(passes=8) or exact.")
 _WINDOW = typer.Option(help="Tokens read together.  [default: the model's context, at most 2048]")
 _TOKENS = typer.Option(help="Tokens of all texts together.  [default: all]")
+_LOSSES = typer.Option(
+    "--width-losses",
+    metavar="TOKENS",
+    help="Measure on so many tokens what each width costs, for width solver.  [default: not]",
+)
 _BLOCK = typer.Option(help="Neurons of a block.  [default: an eighth of d_ff, rounded up to 16]")
 
 
@@ -42,6 +47,7 @@ def prepare(
         bool,
         typer.Option("--layerwise", help="One layer in memory at a time."),
     ] = False,
+    width_losses: Annotated[int | None, _LOSSES] = None,
 ) -> None:
     """Put a model's neurons in order of importance.
 
@@ -50,7 +56,9 @@ def prepare(
     import crisp.prepare.pipeline as pipeline
 
     texts, method = [*text, *(more or [])], read_method(roles)
-    asked = Request(texts, method, NeuronOrder.read(order), window, tokens, block, layerwise)
+    asked = Request(
+        texts, method, NeuronOrder.read(order), window, tokens, block, layerwise, width_losses
+    )
     with _stages() as report:
         metadata = pipeline.prepare(model, out, asked, report)
     typer.echo("\n".join([f"{out}: {metadata.spec.name}, prepared", *summary(metadata)]))
@@ -71,6 +79,7 @@ def refresh(
         int | None, typer.Option(help="Tokens read together.  [default: as it was]")
     ] = None,
     tokens: Annotated[int | None, _TOKENS] = None,
+    width_losses: Annotated[int | None, _LOSSES] = None,
 ) -> None:
     """Count anew for a prepared model, from other text.
 
@@ -92,6 +101,7 @@ def refresh(
         before.provenance["window"] if window is None else window,
         tokens,
         before.spec.block,
+        width_losses=width_losses,
     )
     with _stages() as report:
         metadata = pipeline.refresh(model, asked, report)
@@ -110,6 +120,12 @@ def summary(metadata: Metadata) -> list[str]:
         f"{counted(metadata.spec.n_blocks, 'block')} an expert",
         "pairs": f"{counted(found['roles']['pairs'], 'combination')} seen; {metadata.roles_told}",
     }
+    if "width_losses" in found:
+        losses = found["width_losses"]
+        lines["widths"] = (
+            f"losses at {counted(len(losses['widths']), 'width')}, on "
+            f"{counted(losses['tokens'], 'token')}"
+        )
     if unreached:
         named = ", ".join(f"{layer}.{expert}" for layer, expert in unreached[:6])
         more = ", ..." if len(unreached) > 6 else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,10 +103,12 @@ def prepare(
     block: int | None = None,
     top_k: int | None = None,
     layers: int | None = None,
+    opening: Callable[[Source], Routing] = open_source,
 ) -> Setup:
     """Open and check all that a table needs; CrispError for anything that does not fit.
 
-    hardware: a profile by name or file; machine: what runs instead, in a few words.
+    hardware: a profile by name or file; machine: what runs instead, in a few words. opening: how a
+    source is opened.
     """
     path = resolve(trace)
     if profile is not None and metadata is not None:
@@ -125,7 +127,7 @@ def prepare(
     if index is not None and index.exists() and simulated is not None and simulated.tables:
         check_store(simulated.tables, json.loads(index.read_bytes()), simulated.name)
     stored = None if bits is None else exact(bits, "--bits")
-    routing = open_source(source)
+    routing = opening(source)
     if spec is None:
         recorded = routing.simulated.header.spec
         if recorded is None:

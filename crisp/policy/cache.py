@@ -69,12 +69,14 @@ CACHES: dict[str, Rule] = {
     # Counts begin anew with every stay, as in libCacheSim's LFU.
     "lfu-in-cache": Rule(lfu_victim, count="mark", used=count_use, admitted=count_from_here),
     "fifo": Rule(lru_victim, last="stamp", admitted=stamp_entry),
-    # Karedla, Love and Wherry, Caching strategies to improve disk system performance, 1994.
+    # Karedla, Love and Wherry, Caching strategies to improve disk system performance, 1994; that
+    # half of the room is protected is our choice.
     "slru": Rule(lfu_victim, "stamp", "mark", used=promote, admitted=on_probation),
-    # The expert cache of vLLM's pull request 37190: the lowest frequency over age.
+    # After the expert cache of vLLM's pull request 37190: the lowest frequency over age, which is
+    # counted in single accesses there and in events here.
     "lfru": Rule(lfru_victim, count="mark", used=count_use, admitted=count_from_here),
     # After Hoang et al., SpecMD (arXiv 2602.03921), 2026: what this forward pass has not used goes
-    # first, and of that the layers that run first; ties within a layer go by last use here.
+    # first, then the layer decides. The lowest first, and last use within a layer, is how we do it.
     "least-stale": Rule(lfu_victim, count="mark", used=use_current, by_pass=True),
     "random": Rule(lru_victim, last="stamp", drawn=True),
     # The paper's cuts (3.3.1), drawn between single experts: COLD ones go before WARM and HOT ones.

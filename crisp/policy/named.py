@@ -90,8 +90,9 @@ NAMED = {
     "mo": Parts("full", "fifo", "lru", "guess"),
     "up": Parts("uniform(.5)", "fifo", "lru"),
     "crisp": Parts("tiered", "widest", "lru"),
-    # After EdgeMoE (arXiv 2308.14352): what was frequent stays and is fetched ahead. Its bits by
-    # expert are not modelled: --bits gives their mean.
+    # After EdgeMoE (arXiv 2308.14352): experts used less go first, and a profile says which follow
+    # which. Theirs asks the two layers before, ours the combination of one; its eviction also
+    # weighs how far a layer is. Its bits by expert are not modelled: --bits gives their mean.
     "em": Parts("full", "fifo", "lfu", "frequent"),
     # Expert dropping, as the paper compares with (Figure 9).
     "drop": Parts("drop(.25)", "fifo", "lru"),

@@ -27,7 +27,10 @@ def narrowest_first(width: int, load_ns: int, compute_ns: int, lot: int) -> Key:
 
 
 def resident_first(width: int, missing: int, compute_ns: int, lot: int) -> Key:
-    """What is all here before what has to be loaded, as on HybriMoE's GPU (Zhong et al., 2025)."""
+    """What is all here before what has to be loaded, as on HybriMoE's GPU (Zhong et al., 2025).
+
+    There the experts with most tokens come first among equals; here those that appear first.
+    """
     return int(missing > 0), 0
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from crisp.policy.contribution import Contribution, ContributionResident
 from crisp.policy.skipping import Drop, Resident, Skip, SkipContribution
+from crisp.policy.solver import Solver
 from crisp.policy.width import Full, Single, Tiered, Uniform, WidthPolicy
 
 WIDTHS: dict[str, Callable[..., WidthPolicy]] = {
@@ -19,4 +20,5 @@ WIDTHS: dict[str, Callable[..., WidthPolicy]] = {
     "contribution": Contribution,
     "contribution-resident": ContributionResident,
     "resident": Resident,
+    "solver": Solver,
 }

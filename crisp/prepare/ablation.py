@@ -99,13 +99,39 @@ class Ablation:
         mask [n, k], columns as in ``batch.experts``. A masked expert adds nothing, and its weight
         goes to nobody. 0 for tokens that are not scored.
         """
-        which = self.layers.index(layer)
-        full = self._experts[which].d_ff
-        neurons = np.full(mask.shape, full, np.int64)
-        np.put_along_axis(neurons, batch.rank, np.where(mask, 0, full), 1)
+        neurons = self._neurons(layer, batch, mask, 0)
         with _standing_for(self._decoders[:layer], batch.below):
-            loss = self._loss(batch.ids, which, neurons)
+            loss = self._loss(batch.ids, self.layers.index(layer), neurons)
         return np.where(batch.scored, loss - batch.loss, 0)
+
+    def moved(self, layer: int, batch: Batch, mask: Flags, lefts: Sequence[int]) -> Floats:
+        """How far predictions move when (token, expert)s of ``layer`` execute fewer neurons.
+
+        For each of ``lefts``, the leading neurons that masked ones execute, and each token the
+        Kullback-Leibler divergence from the prediction of the plain run, in nats: [lefts, n]. Where
+        texts are as the model predicts, it is the mean of what the loss gains. mask [n, k], as in
+        `masked`; 0 for tokens that are not scored.
+        """
+        torch, found = need("torch"), []
+        which = self.layers.index(layer)
+        with torch.inference_mode(), _standing_for(self._decoders[:layer], batch.below):
+            plain = _log_chances(self._logits(batch.ids, which))
+            for left in lefts:
+                neurons = self._neurons(layer, batch, mask, left)
+                logits = self._logits(batch.ids, which, neurons)
+                each = [
+                    (before.exp() * (before - _log_chances(after))).sum(-1)
+                    for before, after in zip(plain, logits, strict=True)
+                ]
+                found.append(np.where(batch.scored, torch.cat(each).double().cpu().numpy(), 0))
+        return np.stack(found)
+
+    def _neurons(self, layer: int, batch: Batch, mask: Flags, left: int) -> Ints:
+        """What is executed, by the router's columns: ``left`` neurons where masked [n, k]."""
+        full = self._experts[self.layers.index(layer)].d_ff
+        neurons = np.full(mask.shape, full, np.int64)
+        np.put_along_axis(neurons, batch.rank, np.where(mask, left, full), 1)
+        return neurons
 
     def _loss(
         self,
@@ -115,6 +141,28 @@ class Ablation:
         routed: list[tuple[Any, Any]] | None = None,
     ) -> Floats:
         """Negative log-likelihood of the token after each, in nats: [n], 0 at windows' ends.
+
+        As `_logits`.
+        """
+        torch = need("torch")
+        loss = np.zeros(tuple(ids.shape))
+        with torch.inference_mode():
+            logits = self._logits(ids, which, neurons, routed)
+            wide = torch.promote_types(logits.dtype, torch.float32)
+            for row, (own, target) in enumerate(zip(logits, ids, strict=True)):
+                entropy = torch.nn.functional.cross_entropy  # own [length, vocabulary]
+                each = entropy(own[:-1].to(wide), target[1:], reduction="none")
+                loss[row, :-1] = each.double().cpu().numpy()
+        return loss.reshape(-1)
+
+    def _logits(
+        self,
+        ids: Any,
+        which: int,
+        neurons: Ints | None = None,
+        routed: list[tuple[Any, Any]] | None = None,
+    ) -> Any:
+        """The model's, [windows, length, vocabulary].
 
         MoE layer number ``which`` executes ``neurons`` [n, k] (None: all), and what its router
         says is added to ``routed``.
@@ -128,15 +176,14 @@ class Ablation:
             own = asked if at == which else None
             return execute(self._experts[at], hidden, index, weights, own)
 
-        loss = np.zeros(tuple(ids.shape))
-        with torch.inference_mode(), handling(self._layout, handler):
-            logits = self._model(input_ids=ids, use_cache=False).logits
-            wide = torch.promote_types(logits.dtype, torch.float32)
-            for row, (own, target) in enumerate(zip(logits, ids, strict=True)):
-                entropy = torch.nn.functional.cross_entropy  # own [length, vocabulary]
-                each = entropy(own[:-1].to(wide), target[1:], reduction="none")
-                loss[row, :-1] = each.double().cpu().numpy()
-        return loss.reshape(-1)
+        with handling(self._layout, handler):
+            return self._model(input_ids=ids, use_cache=False).logits
+
+
+def _log_chances(logits: Any) -> Any:
+    """Log-softmax, in float32 at least."""
+    wide = need("torch").promote_types(logits.dtype, need("torch").float32)
+    return logits.to(wide).log_softmax(-1)
 
 
 def _scored(length: int, fresh: Sequence[int]) -> Flags:

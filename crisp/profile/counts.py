@@ -15,6 +15,7 @@ from crisp.profile.weights import BINS, histogram, quantiles
 from crisp.trace import RoutingTrace
 
 Ints = npt.NDArray[np.int64]
+_OPTIONAL = ("dominant", "router_weights", "contributions", "width_losses", "role_counts")
 _CHUNK = 1 << 16  # rows counted at a time: a trace is never held in memory as int64
 
 
@@ -32,6 +33,11 @@ class Profile:
     router_weights: npt.NDArray[np.float16] | None = None
     # [layers, experts, blocks]: mean |activation| x |down| of each block, from preparation
     contributions: npt.NDArray[np.float32] | None = None
+    # [layers, experts, 2, blocks + 1]: nats a token that an expert costs at each width, as the
+    # anchor (0) and beside it (1), as preparation measures it; NaN: unknown
+    width_losses: npt.NDArray[np.float32] | None = None
+    # [layers, experts, 2]: the tokens of that measurement in which it had the role
+    role_counts: Ints | None = None
 
     @classmethod
     def from_trace(cls, trace: RoutingTrace) -> Profile:
@@ -80,7 +86,7 @@ class Profile:
         counts = self.expert_counts.tobytes() + self.pair_counts.tobytes()
         rest = b"".join(
             f"{name}{values.dtype}".encode() + values.tobytes()
-            for name in ("dominant", "router_weights", "contributions")
+            for name in _OPTIONAL
             if (values := getattr(self, name)) is not None
         )
         return hashlib.sha256(counts + bytes([self.ordered]) + rest).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +12,15 @@ import numpy.typing as npt
 from crisp.hardware import CostModel
 from crisp.model import ModelSpec
 from crisp.policy import BoundWidths
+from crisp.profile import Following
 from crisp.trace import RoutingTrace
 from crisp.workload import Step
-from sim.fast.compiling import kept
-from sim.fast.rules import positive, within
+from sim.fast.rules import positive, refused, within
 from sim.fast.state import Batch, Ints
+from sim.fast.unions import union, union_on
 
 _ROWS = 2048  # of a batch: few enough to need little memory, enough to make up for its calls
+_MOST_BLOCKS = 62  # of an expert, where blocks are bits of a word
 
 
 class Costs:
@@ -26,29 +29,47 @@ class Costs:
     def __init__(self, spec: ModelSpec, cost: CostModel) -> None:
         self._cost, self._layers, self._ends = cost, spec.n_layers, spec.n_blocks + 1
         self._grain = gcd(spec.block, spec.d_ff)  # neurons: every block is a multiple of it
-        self._pieces: dict[tuple[int, int, int], int] = {}
+        self._pieces: dict[int, int] = {}
         self._by_rows: dict[int, list[int]] = {}
+        ends = (spec.neurons(0, blocks) // self._grain for blocks in range(self._ends))
+        self.grains = np.array(list(ends), np.int64)
+        """[blocks + 1]: grains of so many whole blocks."""
 
-    def pieces(self, first: Ints, last: Ints, neurons: Ints) -> Ints:
-        """ns of blocks [first, last) of some tasks, of so many neurons summed over rows."""
-        keys, place = distinct((neurons // self._grain * self._ends + first) * self._ends + last)
-        found = []
-        for key in keys.tolist():
-            rest, last_block = divmod(key, self._ends)
-            grains, first_block = divmod(rest, self._ends)
-            found.append(self._piece(first_block, last_block, grains * self._grain))
-        return np.array(found, np.int64)[place]
+    def pieces(self, first: Ints | int, last: Ints, grains: Ints) -> Ints:
+        """ns of blocks [first, last) of some tasks, of so many grains summed over rows.
+
+        It is 0 where there are none of them.
+        """
+        keys = (grains * self._ends + first) * self._ends + last
+        most = int(keys.max(initial=0))
+        if most > 4 * keys.size:  # few of many: sorting them is faster than counting
+            found, place = np.unique(keys, return_inverse=True)
+            ns = np.array([self._piece(key) for key in found.tolist()], np.int64)
+            whole: Ints = ns[place].reshape(keys.shape)
+            return whole
+        there = np.zeros(most + 1, bool)
+        there[keys] = True
+        table = np.zeros(most + 1, np.int64)
+        for key in np.flatnonzero(there).tolist():
+            table[key] = self._piece(key)
+        return table.take(keys)
 
     def layers(self, rows: Ints) -> tuple[Ints, Ints]:
         """(ns [layers, kinds], kind of each step), by the rows of each step."""
-        kinds, place = distinct(rows)
+        kinds, place = np.unique(rows, return_inverse=True)
         table = [self._layers_of(own) for own in kinds.tolist()]
         return np.array(table, np.int64).T.copy(), place
 
-    def _piece(self, first: int, last: int, neurons: int) -> int:
-        key = first, last, neurons
+    def _piece(self, key: int) -> int:
         if key not in self._pieces:
-            self._pieces[key] = positive(self._cost.compute(*key), "a computation")
+            rest, last = divmod(key, self._ends)
+            grains, first = divmod(rest, self._ends)
+            ns = 0
+            if grains:
+                ns = positive(
+                    self._cost.compute(first, last, grains * self._grain), "a computation"
+                )
+            self._pieces[key] = ns
         return self._pieces[key]
 
     def _layers_of(self, rows: int) -> list[int]:
@@ -56,24 +77,6 @@ class Costs:
             layers = range(self._layers)
             self._by_rows[rows] = [within(self._cost.layer(layer, rows)) for layer in layers]
         return self._by_rows[rows]
-
-
-def distinct(values: Ints) -> tuple[Ints, Ints]:
-    """(distinct values >= 0, rising; the place among them of each value).
-
-    >>> [found.tolist() for found in distinct(np.array([7, 3, 7]))]
-    [[3, 7], [1, 0, 1]]
-    """
-    most = int(values.max(initial=0))
-    if most > 4 * len(values):  # few of many: sorting them is faster than counting
-        found, place = np.unique(values, return_inverse=True)
-        return found, place
-    there = np.zeros(most + 1, bool)
-    there[values] = True
-    found = np.flatnonzero(there)
-    place_of = np.empty(most + 1, np.int64)
-    place_of[found] = np.arange(len(found))
-    return found, place_of[values]
 
 
 class Batches:
@@ -89,126 +92,123 @@ class Batches:
         by_block: bool,
         whole: bool,
         guess: bool,
+        following: Following | None,
+        perfect: bool,
     ) -> None:
-        """whole: an order asks what each task takes; guess: a prefetcher asks for the trace's."""
+        """whole: an order asks what each task takes; guess, following, perfect: a prefetcher asks
+        for the trace's guesses, for what is usual, or for what will be.
+        """
         self._trace, self._widths, self._costs = trace, widths, Costs(spec, cost)
         self._experts, self._moe = spec.n_experts, list(trace.moe_layers)
-        self._by_block, self._whole = by_block, whole
+        self._by_block, self._whole, self._perfect = by_block, whole, perfect
         self._guess = trace.guess if guess else None
-        self._upto = np.array([spec.neurons(0, b) for b in range(spec.n_blocks + 1)], np.int64)
-        self.skipped = 0  # (token, expert)s of width 0 so far
+        self._following = following
+        self._wanted: Callable[..., npt.NDArray[np.uint64]] | None = None
+        if widths.residency:
+            self._wanted = getattr(widths, "wanted", None)
+            if self._wanted is None or spec.n_blocks > _MOST_BLOCKS:
+                raise refused("these widths, which depend on what is resident")
+        self.states = 1 if self._wanted is None else spec.n_blocks + 1
+        self.skipped = 0  # (token, expert)s of width 0 so far, whatever is resident
 
     def of(self, steps: Iterable[Step]) -> Iterator[tuple[list[Step], Batch]]:
         """Some steps at a time, in order."""
+        batches = ((some, self._batch(some)) for some in self._cut(steps))
+        return _followed(batches) if self._perfect else batches
+
+    def _cut(self, steps: Iterable[Step]) -> Iterator[list[Step]]:
         some: list[Step] = []
-        rows = 0
+        rows, most = 0, max(1, _ROWS // self.states)
         for step in steps:
             some.append(step)
             rows += len(step.rows)
-            if rows >= _ROWS:
-                yield some, self._batch(some)
+            if rows >= most:
+                yield some
                 some, rows = [], 0
         if some:
-            yield some, self._batch(some)
+            yield some
 
     def _batch(self, steps: Sequence[Step]) -> Batch:
         counts = np.array([len(step.rows) for step in steps], np.int64)
         first_token = np.concatenate([[0], np.cumsum(counts)])
         rows = np.array([row for step in steps for row in step.rows], np.int64)
-        experts, widths = self._routing(rows)
-        first_task, expert, width, neurons = union(
-            experts, widths, first_token, self._experts, self._upto, self._by_block
-        )
-        piece_ns, whole_ns = self._times(width, neurons)
+        whole = self._trace.experts[rows]
+        weights = None if self._trace.weights is None else self._trace.weights[rows]
+        experts = whole
+        if len(self._moe) < whole.shape[1]:
+            experts = np.ascontiguousarray(whole[:, self._moe])
+        seen = bare = np.empty(0, np.int64)
+        if self._wanted is None:
+            asked = self._asked(self._widths.widths, whole, weights, np.int16, None)
+            self.skipped += int(np.count_nonzero(experts >= 0) - np.count_nonzero(asked))
+            first_task, entry, width, grains = union(
+                experts, asked, first_token, self._experts, self._costs.grains, self._by_block
+            )
+        else:
+            bits = self._asked(self._wanted, whole, weights, np.int64)
+            first_task, entry, width, seen, bare, grains = union_on(
+                experts, bits, first_token, self._experts, self._costs.grains, self._by_block
+            )
+        piece_ns, whole_ns = self._times(width, grains)
         layer_ns, kind_of_step = self._costs.layers(counts)
+        taken = width if self._wanted is None else np.zeros(len(entry), np.int64)
         return Batch(
-            kind_of_step,
-            layer_ns,
-            first_task,
-            expert,
-            width,
-            piece_ns,
-            whole_ns,
-            first_token,
-            self._guesses(rows, experts.shape[2]),
-        )
+            kind_of_step, layer_ns, first_task, entry, width, seen, bare, taken,
+            piece_ns, whole_ns, first_token, self._guesses(rows, whole),
+        )  # fmt: skip
 
-    def _routing(self, rows: Ints) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
-        """Experts and widths [token rows, MoE layers, k]."""
-        trace = self._trace
-        whole = trace.experts[rows]
-        weights = None if trace.weights is None else trace.weights[rows]
-        experts = np.ascontiguousarray(whole[:, self._moe])
-        widths = np.empty_like(experts)
+    def _asked(
+        self,
+        rule: Callable[..., npt.NDArray[Any]],
+        experts: npt.NDArray[np.int16],
+        weights: npt.NDArray[np.float16] | None,
+        kind: type[np.integer[Any]],
+        *more: None,
+    ) -> npt.NDArray[Any]:
+        """What a width policy says: [MoE layers, token rows, k]."""
+        asked = np.empty((len(self._moe), len(experts), experts.shape[2]), kind)
         for place, layer in enumerate(self._moe):
             own = None if weights is None else weights[:, layer]
-            widths[:, place] = self._widths.widths(layer, whole[:, layer], own, None)
-        self.skipped += int(((widths == 0) & (experts >= 0)).sum())
-        return experts, widths
+            asked[place] = rule(layer, experts[:, layer], own, *more)
+        return asked
 
-    def _times(self, width: Ints, neurons: Ints) -> tuple[Ints, Ints]:
-        whole = np.zeros(len(width), np.int64)
+    def _times(self, width: Ints, grains: Ints) -> tuple[Ints, Ints]:
         if not self._by_block:
-            pieces = self._costs.pieces(whole, width, neurons[:, 0])
-            return pieces[:, None], pieces
-        pieces = np.zeros(neurons.shape, np.int64)
-        asked = neurons > 0
-        block = np.broadcast_to(np.arange(neurons.shape[1]), neurons.shape)[asked]
-        pieces[asked] = self._costs.pieces(block, block + 1, neurons[asked])
+            whole = self._costs.pieces(0, width, grains[:, 0])
+            return whole[:, None], whole
+        block = np.arange(grains.shape[1])
+        pieces = self._costs.pieces(block, block + 1, grains)
         if self._whole:
-            whole = self._costs.pieces(whole, width, neurons.sum(axis=1))
-        return pieces, whole
+            return pieces, self._costs.pieces(0, width, grains.sum(axis=1))
+        return pieces, np.zeros(len(width), np.int64)
 
-    def _guesses(self, rows: Ints, k: int) -> npt.NDArray[np.int16]:
+    def _guesses(self, rows: Ints, experts: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
         """[token rows, MoE layers, k]: what is guessed in a layer's event for the next one."""
-        if self._guess is None:
-            return np.empty((0, len(self._moe), k), np.int16)
-        found = np.full((len(rows), len(self._moe), k), -1, np.int16)
-        found[:, :-1] = self._guess[rows][:, self._moe[1:]]
+        shape = len(self._moe), experts.shape[2]
+        if self._guess is None and self._following is None:
+            return np.empty((0, *shape), np.int16)
+        found = np.full((len(rows), *shape), -1, np.int16)
+        if self._guess is not None:
+            found[:, :-1] = self._guess[rows][:, self._moe[1:]]
+        elif self._following is not None:
+            for place, layer in enumerate(self._moe[:-1]):
+                found[:, place] = self._following.guess(layer, experts[:, layer])
         return found
 
 
-def _union(
-    experts: npt.NDArray[np.int16],
-    widths: npt.NDArray[np.int16],
-    first_token: Ints,
-    n_experts: int,
-    upto: Ints,
-    by_block: bool,
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """`crisp.workload.union` of every event: (first task [events + 1], expert, width, neurons).
-
-    neurons [tasks, 1 or blocks], summed over rows; upto[b]: those of b whole blocks.
-    """
-    rows, layers, k = experts.shape
-    steps, blocks = len(first_token) - 1, len(upto) - 1
-    first_task = np.zeros(steps * layers + 1, np.int64)
-    expert = np.empty(rows * layers * k, np.int64)
-    width = np.zeros(rows * layers * k, np.int64)
-    neurons = np.zeros((rows * layers * k, blocks if by_block else 1), np.int64)
-    task_of = np.full(n_experts, -1, np.int64)
-    tasks = 0
-    for step in range(steps):
-        for layer in range(layers):
-            begin = tasks
-            for row in range(first_token[step], first_token[step + 1]):
-                for place in range(k):
-                    asked, own = widths[row, layer, place], experts[row, layer, place]
-                    if asked == 0:
-                        continue
-                    task = task_of[own]
-                    if task < begin:
-                        task = task_of[own] = tasks
-                        expert[task] = own
-                        tasks += 1
-                    width[task] = max(width[task], asked)
-                    if by_block:
-                        for block in range(asked):
-                            neurons[task, block] += upto[block + 1] - upto[block]
-                    else:
-                        neurons[task, 0] += upto[asked]
-            first_task[step * layers + layer + 1] = tasks
-    return first_task, expert[:tasks], width[:tasks], neurons[:tasks]
-
-
-union: Callable[..., tuple[Ints, Ints, Ints, Ints]] = kept(_union)
+def _followed(
+    batches: Iterable[tuple[list[Step], Batch]],
+) -> Iterator[tuple[list[Step], Batch]]:
+    """The same, each batch with the tasks of the next one's first event behind its own."""
+    before: tuple[list[Step], Batch] | None = None
+    for some, batch in batches:
+        if before is not None:
+            steps, last = before
+            tasks = batch.first_task[1]
+            first_task = last.first_task.copy()
+            first_task[-1] += tasks
+            entry = np.concatenate([last.entry, batch.entry[:tasks]])
+            yield steps, last._replace(first_task=first_task, entry=entry)
+        before = some, batch
+    if before is not None:
+        yield before

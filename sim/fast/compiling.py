@@ -18,16 +18,20 @@ BARE: Any = {"_nrt": False, "error_model": "numpy"}
 would take three quarters of the time."""
 
 
+_PART: Any = BARE | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""Of functions that only compiled ones call."""
+
+
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
     """Compiled as a part of whatever calls it, without memory of its own."""
-    made: Any = njit(function, **BARE)
+    made: Any = njit(function, **_PART)
     found: Callable[P, T] = made
     return found
 
 
 def inlined(function: Callable[P, T]) -> Callable[P, T]:
     """`compiled` into every place that calls it: handing arrays over takes longer than the work."""
-    made: Any = njit(function, forceinline=True, **BARE)
+    made: Any = njit(function, forceinline=True, **_PART)
     found: Callable[P, T] = made
     return found
 

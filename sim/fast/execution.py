@@ -10,12 +10,14 @@ import numpy as np
 from crisp.hardware import CostModel
 from crisp.model import ModelSpec
 from crisp.policy import BoundWidths, Policy
+from crisp.profile import Following
 from crisp.timeline import StepLog, Totals
 from crisp.trace import RoutingTrace
 from crisp.workload import Step
+from sim.bounds import Belady
 from sim.fast import state as at
 from sim.fast.batches import Batches
-from sim.fast.rules import machine_of, refused, within
+from sim.fast.rules import machine_of, within
 from sim.fast.state import Batch, Machine
 from sim.fast.streams import run
 
@@ -44,7 +46,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Executed:
-    """A run that has ended. resident: blocks of each entry."""
+    """A run that has ended. resident: blocks of each entry; belady: see `crisp.bounds`."""
 
     total_ns: int
     skipped: int
@@ -52,6 +54,7 @@ class Executed:
     sums: Totals
     log: StepLog
     resident: list[int]
+    belady: int
 
 
 def execute(
@@ -65,14 +68,13 @@ def execute(
     trace: RoutingTrace,
     widths: BoundWidths,
     steps: Iterable[Step],
+    warmth: Sequence[int] | None = None,
+    following: Following | None = None,
 ) -> Executed:
     """Run some steps of a trace; the arguments are those of `EventScheduler` and `Workload`.
 
     Raises CrispError for what cannot be done exactly.
     """
-    if widths.residency:
-        raise refused("widths that depend on what is resident")
-    machine = machine_of(spec, policy, capacity, initial, by_block, cost)
     rule = policy.order.rule
     batches = Batches(
         trace,
@@ -82,22 +84,35 @@ def execute(
         by_block=by_block,
         whole=rule is not None and rule.timed,
         guess=policy.prefetch.name == "guess",
+        following=following,
+        perfect=policy.prefetch.name == "perfect",
     )
+    machine = machine_of(spec, policy, capacity, initial, warmth, by_block, cost, batches.states)
+    belady = Belady(spec, capacity, initial, compiled=True)
     log, most = StepLog(), 0.0
     for some, batch in batches.of(steps):
         most += _most(machine, batch)
         within(int(most))
-        ends = np.empty(len(some), np.int64)
-        run(machine, batch, ends)
-        log.add_all(some, ends)
+        ends, loaded_by = np.empty((2, len(some)), np.int64)
+        run(machine, batch, ends, loaded_by)
+        log.add_all(some, ends, loaded_by)
+        _bound(belady, batch)
     return Executed(
         int(machine.now[at.TIME]),
-        batches.skipped,
+        batches.skipped + int(machine.now[at.SKIPPED]),
         _decided(machine),
         _totals(machine),
         log,
         machine.entries[at.RESIDENT].tolist(),
+        belady.blocks,
     )
+
+
+def _bound(belady: Belady, batch: Batch) -> None:
+    """Count the tasks of a batch that has been executed."""
+    tasks = len(batch.taken)
+    event = np.repeat(np.arange(len(batch.first_task) - 2), np.diff(batch.first_task[:-1]))
+    belady.add(event, batch.entry[:tasks], batch.taken)
 
 
 def _most(machine: Machine, batch: Batch) -> float:

@@ -98,7 +98,7 @@ def _issue(rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, first
     # once staged, always: no hole in a prefix
     kept = staged == 0 and keepable(rules, parts, part, 1) > 0
     if kept:
-        admit(rules, entries, parts, entry, part, 1)
+        admit(rules, now, entries, parts, entry, part, 1)
     elif now[AHEAD_FREE]:
         now[AHEAD_FREE] -= 1
         entries[STAGED, entry] += 1

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from crisp.policy.order import by_lot, draw_lot, johnson, widest_first
+from crisp.policy.order import (
+    by_lot,
+    draw_lot,
+    johnson,
+    narrowest_first,
+    resident_first,
+    widest_first,
+)
 from sim.fast.compiling import compiled
 from sim.fast.state import (
     BY_BLOCK,
@@ -13,8 +20,10 @@ from sim.fast.state import (
     JOB_LOAD,
     JOHNSON,
     KEY,
+    NARROWEST,
     ORDER,
     PLACE,
+    RESIDENT_FIRST,
     SECOND_KEY,
     SEED,
     SLOT_OF,
@@ -24,7 +33,8 @@ from sim.fast.state import (
     Ints,
 )
 
-_widest_first, _johnson = compiled(widest_first), compiled(johnson)
+_widest_first, _narrowest_first = compiled(widest_first), compiled(narrowest_first)
+_resident_first, _johnson = compiled(resident_first), compiled(johnson)
 _by_lot, _draw_lot = compiled(by_lot), compiled(draw_lot)
 
 
@@ -40,13 +50,17 @@ def rank(
         return
     for slot in range(count):
         width = slots[WIDTH, slot]
+        missing = max(0, width - slots[ISSUED, slot])
         if order == WIDEST:
-            key = _widest_first(width, 0, 0, 0)
+            key = _widest_first(width, missing, 0, 0)
+        elif order == NARROWEST:
+            key = _narrowest_first(width, missing, 0, 0)
+        elif order == RESIDENT_FIRST:
+            key = _resident_first(width, missing, 0, 0)
         elif order == JOHNSON:
-            missing = max(0, width - slots[ISSUED, slot])
             key = _johnson(width, load_ns[missing], whole_ns[slots[PLACE, slot]], 0)
         else:
-            key = _by_lot(width, 0, 0, _draw_lot(rules[SEED], now[EVENT], slot))
+            key = _by_lot(width, missing, 0, _draw_lot(rules[SEED], now[EVENT], slot))
         jobs[KEY, slot], jobs[SECOND_KEY, slot] = key
     _sort(jobs, slots[SLOT_OF], count)
 
@@ -59,6 +73,11 @@ def best_order(
 
     At granularity block every block is a job, see `crisp.timeline.Sums`.
     """
+    if count == 2 and rules[BY_BLOCK] == 0:  # the shorter of two: most events are such
+        load0, compute0 = _job(load_ns, slots, piece_ns, 0)
+        load1, compute1 = _job(load_ns, slots, piece_ns, 1)
+        both = load0 + load1
+        return min(max(both, load0 + compute0) + compute1, max(both, load1 + compute1) + compute0)
     total = 0
     for slot in range(count):
         width, issued, place = slots[WIDTH, slot], slots[ISSUED, slot], slots[PLACE, slot]
@@ -68,7 +87,8 @@ def best_order(
                 _add_job(jobs, total, load, piece_ns[place, block])
                 total += 1
         else:
-            _add_job(jobs, total, load_ns[max(0, width - issued)], piece_ns[place, 0])
+            load, compute = _job(load_ns, slots, piece_ns, slot)
+            _add_job(jobs, total, load, compute)
             total += 1
     _sort(jobs, jobs[SORTED], total)
     loaded = computed = 0
@@ -77,6 +97,13 @@ def best_order(
         loaded += jobs[JOB_LOAD, job]
         computed = max(loaded, computed) + jobs[JOB_COMPUTE, job]
     return computed
+
+
+@compiled
+def _job(load_ns: Ints, slots: Ints, piece_ns: Ints, slot: int) -> tuple[int, int]:
+    """A task at granularity expert: what loading what is missing takes, and computing it."""
+    missing = max(0, slots[WIDTH, slot] - slots[ISSUED, slot])
+    return load_ns[missing], piece_ns[slots[PLACE, slot], 0]
 
 
 @compiled

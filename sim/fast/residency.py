@@ -5,38 +5,77 @@ from __future__ import annotations
 from typing import Any
 
 from crisp.errors import InvariantError
+from crisp.policy import eviction
 from crisp.policy.cache import kept_blocks
-from crisp.policy.eviction import lfu_victim, lru_victim
+from crisp.policy.order import draw_lot
 from crisp.residency import EVENT as BY_EVENT
 from sim.fast.compiling import compiled
 from sim.fast.state import (
+    BY_PASS,
+    CACHE_SEED,
     CAPACITY,
     COUNT,
+    COUNT_FROM_HERE,
+    COUNT_USE,
+    DRAWN,
     EVENT,
+    EXPERTS,
+    FREQUENCY,
     HELD,
     LAST,
+    LFRU,
+    LFU,
     LOCKED,
     LRU,
+    MARK,
     NOBODY,
+    NOTHING,
+    ON_ENTRY,
+    ON_USE,
     PART_SIZE,
+    PROMOTE,
+    RECENCY,
     RESIDENT,
+    STAMP,
+    STAMP_ENTRY,
+    SUFFIX_LRU,
+    SUFFIXES,
     USED,
     VICTIM,
     WHOLE,
     Ints,
 )
 
-_lru: Any = compiled(lru_victim)
-_lfu: Any = compiled(lfu_victim)
-_kept_blocks = compiled(kept_blocks)
+_lru: Any = compiled(eviction.lru_victim)
+_lfu: Any = compiled(eviction.lfu_victim)
+_lfru: Any = compiled(eviction.lfru_victim)
+_suffix_lru: Any = compiled(eviction.suffix_lru_victim)
+_suffix_lfu: Any = compiled(eviction.suffix_lfu_victim)
+_count_use: Any = compiled(eviction.count_use)
+_promote: Any = compiled(eviction.promote)
+_use_current: Any = compiled(eviction.use_current)
+_count_from_here: Any = compiled(eviction.count_from_here)
+_stamp_entry: Any = compiled(eviction.stamp_entry)
+_on_probation: Any = compiled(eviction.on_probation)
+_kept_blocks, _draw_lot = compiled(kept_blocks), compiled(draw_lot)
 
 
 @compiled
-def use(now: Ints, entries: Ints, parts: Ints, entry: int, part: int) -> int:
+def begin(rules: Ints, entries: Ints, row: int) -> None:
+    """An event of a row begins; with the first row a forward pass does."""
+    if rules[BY_PASS] and row == 0:
+        for entry in range(entries.shape[1]):
+            entries[MARK, entry] = entry // rules[EXPERTS]
+
+
+@compiled
+def use(rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, part: int) -> int:
     """An event asks for an entry. Returns its blocks."""
     hold(entries, parts, entry, part, BY_EVENT)
     entries[LAST, entry] = now[EVENT]
     entries[COUNT, entry] += 1
+    if rules[ON_USE] != NOTHING:
+        _note_use(rules, now, entries, parts, entry, part)
     blocks: int = entries[RESIDENT, entry]
     return blocks
 
@@ -68,19 +107,25 @@ def keepable(rules: Ints, parts: Ints, part: int, missing: int) -> int:
 
 
 @compiled
-def admit(rules: Ints, entries: Ints, parts: Ints, entry: int, part: int, blocks: int) -> None:
+def admit(
+    rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, part: int, blocks: int
+) -> None:
     """Give a protected entry more blocks, evicting for them."""
     over = parts[USED, part] + blocks - parts[CAPACITY, part]
+    if over > 0 and rules[DRAWN]:
+        _draw(rules, now, entries, part)
     while over > 0:
         victim = _victim(rules, entries, part)
         if victim < 0:
             raise InvariantError("a part of the budget is exceeded, and nothing can be evicted")
         leaves = entries[RESIDENT, victim]
         if rules[WHOLE] == 0:
-            leaves = min(leaves, over)
+            leaves = min(leaves, 1 if rules[SUFFIXES] else over)
         entries[RESIDENT, victim] -= leaves
         parts[USED, part] -= leaves
         over -= leaves
+    if rules[ON_ENTRY] != NOTHING and entries[RESIDENT, entry] == 0:
+        _note_entry(rules, now, entries, entry)
     entries[RESIDENT, entry] += blocks
     parts[USED, part] += blocks
     parts[LOCKED, part] += blocks
@@ -90,10 +135,50 @@ def admit(rules: Ints, entries: Ints, parts: Ints, entry: int, part: int, blocks
 def _victim(rules: Ints, entries: Ints, part: int) -> int:
     low = part * rules[PART_SIZE]
     high = low + rules[PART_SIZE]
-    resident, held, last, count = entries[RESIDENT], entries[HELD], entries[LAST], entries[COUNT]
+    resident, held = entries[RESIDENT], entries[HELD]
+    last, count = entries[rules[RECENCY]], entries[rules[FREQUENCY]]
     victim: int
     if rules[VICTIM] == LRU:
         victim = _lru(resident, held, last, count, low, high)
-    else:
+    elif rules[VICTIM] == LFU:
         victim = _lfu(resident, held, last, count, low, high)
+    elif rules[VICTIM] == LFRU:
+        victim = _lfru(resident, held, last, count, low, high)
+    elif rules[VICTIM] == SUFFIX_LRU:
+        victim = _suffix_lru(resident, held, last, count, low, high)
+    else:
+        victim = _suffix_lfu(resident, held, last, count, low, high)
     return victim
+
+
+@compiled
+def _note_use(rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, part: int) -> None:
+    low = part * rules[PART_SIZE]
+    high = low + rules[PART_SIZE]
+    mark, stamp, resident = entries[MARK], entries[STAMP], entries[RESIDENT]
+    event, room = now[EVENT], parts[CAPACITY, part]
+    if rules[ON_USE] == COUNT_USE:
+        _count_use(mark, stamp, resident, entry, event, low, high, room)
+    elif rules[ON_USE] == PROMOTE:
+        _promote(mark, stamp, resident, entry, event, low, high, room)
+    else:
+        _use_current(mark, stamp, resident, entry, event, low, high, room)
+
+
+@compiled
+def _note_entry(rules: Ints, now: Ints, entries: Ints, entry: int) -> None:
+    mark, stamp, last, event = entries[MARK], entries[STAMP], entries[LAST], now[EVENT]
+    if rules[ON_ENTRY] == COUNT_FROM_HERE:
+        _count_from_here(mark, stamp, last, entry, event)
+    elif rules[ON_ENTRY] == STAMP_ENTRY:
+        _stamp_entry(mark, stamp, last, entry, event)
+    else:
+        _on_probation(mark, stamp, last, entry, event)
+
+
+@compiled
+def _draw(rules: Ints, now: Ints, entries: Ints, part: int) -> None:
+    """Lots for all entries of a part, in the place of when they came."""
+    low = part * rules[PART_SIZE]
+    for entry in range(low, low + rules[PART_SIZE]):
+        entries[STAMP, entry] = _draw_lot(rules[CACHE_SEED], now[EVENT], entry)

@@ -161,7 +161,7 @@ def _place(rules: Ints, now: Ints, entries: Ints, parts: Ints, slots: Ints, slot
     now[STAGING] -= missing - kept
     slots[TRANSIENT, slot] = slots[ISSUED, slot] + kept
     if kept:
-        admit(rules, entries, parts, slots[ENTRY, slot], part, kept)
+        admit(rules, now, entries, parts, slots[ENTRY, slot], part, kept)
     return True
 
 

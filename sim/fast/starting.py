@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from sim.fast import lookahead
 from sim.fast.compiling import compiled
-from sim.fast.residency import use
+from sim.fast.residency import begin, use
 from sim.fast.state import (
     ENDED,
     ENTRY,
@@ -23,10 +23,14 @@ from sim.fast.state import (
     PART,
     PARTIAL,
     PER_LAYER,
+    PERFECT,
     PLACE,
     PREFETCH,
+    RESIDENT,
     ROWS,
+    SKIPPED,
     STARTED,
+    STATES,
     TASKS,
     TRANSIENT,
     WIDTH,
@@ -37,46 +41,84 @@ from sim.fast.state import (
 @compiled
 def access(
     rules: Ints, now: Ints, entries: Ints, parts: Ints, slots: Ints,
-    expert: Ints, width: Ints, row: int, first: int, count: int,
+    entry: Ints, width: Ints, row: int, first: int, count: int,
 ) -> None:  # fmt: skip
     """Protect the event's entries, note their use, and see what of them is here.
 
-    Its tasks are ``count`` of the batch's from ``first`` on; expert, width: of the batch.
+    Its tasks are ``count`` of the batch's from ``first`` on, or those that `choose` has found;
+    entry, width: of the batch.
     """
     now[EVENT] += 1
     now[PART] = row if rules[PER_LAYER] else 0
     now[TASKS] += count
+    begin(rules, entries, row)
     for slot in range(count):
-        place = first + slot
-        entry = row * rules[EXPERTS] + expert[place]
-        blocks = use(now, entries, parts, entry, now[PART])
-        slots[ENTRY, slot], slots[PLACE, slot], slots[WIDTH, slot] = entry, place, width[place]
+        if rules[STATES] == 1:
+            slots[PLACE, slot], slots[ENTRY, slot] = first + slot, entry[first + slot]
+        asked = width[slots[PLACE, slot]]
+        blocks = use(rules, now, entries, parts, slots[ENTRY, slot], now[PART])
+        slots[WIDTH, slot] = asked
         slots[LOW, slot] = slots[HAVE, slot] = slots[ISSUED, slot] = blocks
         slots[STARTED, slot] = slots[ENDED, slot] = slots[FROM_STAGING, slot] = 0
         slots[TRANSIENT, slot] = -1
         if rules[PREFETCH] != NEVER:
             lookahead.claim(now, entries, slots, slot)
-        if slots[HAVE, slot] >= width[place]:
+        if slots[HAVE, slot] >= asked:
             now[HITS] += 1
         elif slots[HAVE, slot] > 0:
             now[PARTIAL] += 1
 
 
 @compiled
+def choose(
+    rules: Ints, now: Ints, entries: Ints, slots: Ints,
+    entry: Ints, width: Ints, seen: Ints, bare: Ints, taken: Ints, first: int, count: int,
+) -> int:  # fmt: skip
+    """Which of an event's tasks it has, by what is resident; returns how many.
+
+    They are put into their slots by first appearance.
+    """
+    found = 0
+    for task in range(first, first + count):
+        resident = entries[RESIDENT, entry[task]]
+        place = task * rules[STATES] + resident
+        taken[task] = width[place]
+        if resident == 0:
+            now[SKIPPED] += bare[task]
+        if width[place] == 0:
+            continue
+        slot = found
+        while slot > 0 and seen[slots[PLACE, slot - 1]] > seen[place]:
+            slots[PLACE, slot], slots[ENTRY, slot] = slots[PLACE, slot - 1], slots[ENTRY, slot - 1]
+            slot -= 1
+        slots[PLACE, slot], slots[ENTRY, slot] = place, entry[task]
+        found += 1
+    return found
+
+
+@compiled
 def look_ahead(
-    rules: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints,
-    expert: Ints, guess: npt.NDArray[np.int16], row: int, first: int, count: int,
+    rules: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints,
+    entry: Ints, guess: npt.NDArray[np.int16], row: int, count: int, first: int, end: int,
     first_token: int, end_token: int,
 ) -> None:  # fmt: skip
-    """Predict the next row's experts; tokens: the step's, in ``guess``."""
+    """Predict the next row's experts.
+
+    count: tasks of the event; first, end: of the next one in ``entry``; tokens: the step's, in
+    ``guess``.
+    """
     wanted = lists[rules[ROWS]]
     lookahead.drop_rest(rules, now, entries, parts, wanted)
     lists[row, 0] = count
     for slot in range(count):
-        lists[row, 1 + slot] = expert[first + slot]
+        lists[row, 1 + slot] = slots[ENTRY, slot] - row * rules[EXPERTS]
     following = (row + 1) % rules[ROWS]
     if rules[PREFETCH] == GUESS:
         _first_seen(wanted, guess, row, first_token, end_token)
+    elif rules[PREFETCH] == PERFECT:
+        wanted[0] = end - first
+        for place in range(first, end):
+            wanted[1 + place - first] = entry[place] - following * rules[EXPERTS]
     else:
         for place in range(1 + lists[following, 0]):
             wanted[place] = lists[following, place]

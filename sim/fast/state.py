@@ -18,21 +18,26 @@ from crisp.event import STAGING_EXPERTS
 Ints = npt.NDArray[np.int64]
 
 # Rules by number. NOBODY is ever evicted by the caches none and static, which admit nothing.
-NOBODY, LRU, LFU = range(3)
-FIRST_SEEN, WIDEST, JOHNSON, LOT = range(4)
-NEVER, PREVIOUS, GUESS = range(3)
+NOBODY, LRU, LFU, LFRU, SUFFIX_LRU, SUFFIX_LFU = range(6)
+NOTHING, COUNT_USE, PROMOTE, USE_CURRENT = range(4)
+COUNT_FROM_HERE, STAMP_ENTRY, ON_PROBATION = range(1, 4)  # or NOTHING
+FIRST_SEEN, WIDEST, NARROWEST, RESIDENT_FIRST, JOHNSON, LOT = range(6)
+NEVER, PREVIOUS, GUESS, PERFECT = range(4)
 
 # `rules`: what does not change during a run.
 (
     BY_BLOCK,  # 1: granularity block
     SEQUENTIAL,  # 1: nothing overlaps
     WHOLE,  # 1: unit expert
-    VICTIM, ORDER, SEED, PREFETCH,  # by number, as above
+    VICTIM, ON_USE, ON_ENTRY, ORDER, SEED, PREFETCH,  # by number, as above; the order's seed
+    RECENCY, FREQUENCY,  # which of `entries` a victim rule sees in the place of LAST and COUNT
+    DRAWN, CACHE_SEED, BY_PASS, SUFFIXES,  # as in `crisp.policy.cache.Rule`
     EXPERTS, BLOCKS, ROWS,  # experts of a layer, blocks of an expert, MoE layers
+    STATES,  # of an expert that its width depends on: 1, or one for each number of blocks it has
     PER_LAYER,  # 1: a row has its own part of the budget
     PART_SIZE,  # entries of a part
     N_RULES,
-) = range(13)  # fmt: skip
+) = range(22)  # fmt: skip
 
 # `now`: single numbers.
 (
@@ -46,20 +51,20 @@ NEVER, PREVIOUS, GUESS = range(3)
     LOAD_SLOT, LOAD_BLOCKS,  # what it loads: the slot that waits for it or -1, and how many blocks
     AHEAD_ROW, AHEAD_PART, AHEAD_FREE,  # predicted: the row, its part; free blocks of staging
     FLIGHT, FLIGHT_STAGED, UNWANTED,  # the prefetch on the link: its entry or -1, as in `Fetch`
-    TASKS, HITS, PARTIAL,  # these and what follows are totals
+    TASKS, HITS, PARTIAL, SKIPPED,  # these and what follows are totals
     BLOCKS_LOADED, BLOCKS_LANDED, BLOCKS_COMPUTED, USEFUL, LATE, WASTED,  # blocks
     LAYER_NS, COMPUTE_NS, LINK_NS, LAYER_HIDDEN, COMPUTE_HIDDEN, ORDER_BOUND,
     N_NOW,
-) = range(36)  # fmt: skip
+) = range(37)  # fmt: skip
 
 # `entries` [., entries], `parts` [., parts]: as in `Residency` and `Lookahead`.
-RESIDENT, HELD, LAST, COUNT, STAGED, FETCHED_FROM, FETCHED, N_ENTRIES = range(8)
+RESIDENT, HELD, LAST, COUNT, MARK, STAMP, STAGED, FETCHED_FROM, FETCHED, N_ENTRIES = range(10)
 CAPACITY, USED, LOCKED, N_PARTS = range(4)
 
 # `slots` [., experts]: tasks of the event, as in `Task`, by slot.
 (
     ENTRY, WIDTH, HAVE, ISSUED, LOW, FROM_STAGING, TRANSIENT, STARTED, ENDED,
-    PLACE,  # among the tasks of the batch
+    PLACE,  # among the tasks of the batch, or (task, state)s
     RANK,
     SLOT_OF, READY,  # by rank; 1: its next piece may be computed
     QUEUE,  # ranks of the tasks to load for
@@ -86,29 +91,42 @@ class Machine(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Steps to execute: their tasks, event by event, and what everything costs."""
+    """Steps to execute: their tasks, event by event, and what everything costs.
+
+    A task is what an event may ask for: where widths depend on what is resident, that decides
+    which of its *states* it is in, and perhaps it is none. Otherwise it has a single state.
+    """
 
     kind_of_step: Ints  # [steps] its column of layer_ns
     layer_ns: Ints  # [layers, kinds of step]
-    first_task: Ints  # [events + 1]
-    expert: Ints  # [tasks]
-    width: Ints  # [tasks]
-    piece_ns: Ints  # [tasks, 1 or blocks], by granularity
-    whole_ns: Ints  # [tasks]; zeros where no order asks
+    first_task: Ints  # [events + 2]: of the next batch's first event too
+    entry: Ints  # [tasks], and those of that event
+    width: Ints  # [tasks x states]
+    seen: Ints  # [tasks x states]: when it appears first, in its event; by rank if one state
+    bare: Ints  # [tasks]: tokens that skip the expert where it has no block
+    taken: Ints  # [tasks] widths as they turned out
+    piece_ns: Ints  # [tasks x states, 1 or blocks], by granularity
+    whole_ns: Ints  # [tasks x states]; zeros where no order asks
     first_token: Ints  # [steps + 1]
     guess: npt.NDArray[np.int16]  # [tokens, rows, k], for the next row; no tokens if nobody asks
 
 
 def machine(
-    rules: Ints, load_ns: Ints, row_of_layer: Ints, capacity: Sequence[int], initial: Sequence[int]
+    rules: Ints,
+    load_ns: Ints,
+    row_of_layer: Ints,
+    capacity: Sequence[int],
+    initial: Sequence[int] | None,
+    warmth: Sequence[int] | None,
 ) -> Machine:
     """Nothing has happened.
 
-    capacity: blocks of each part of the budget; initial: blocks of each entry that are resident.
+    capacity: blocks of each part of the budget; initial: blocks of each entry that are resident;
+    warmth: of each entry, where the cache asks for it.
     """
     experts, blocks = int(rules[EXPERTS]), int(rules[BLOCKS])
-    entries = np.zeros((N_ENTRIES, len(initial)), np.int64)
-    entries[RESIDENT], entries[LAST] = initial, -1
+    entries = np.zeros((N_ENTRIES, int(rules[ROWS]) * experts), np.int64)
+    entries[RESIDENT], entries[LAST], entries[MARK] = initial or 0, -1, warmth or 0
     parts = np.zeros((N_PARTS, len(capacity)), np.int64)
     parts[CAPACITY] = capacity
     parts[USED] = entries[RESIDENT].reshape(len(capacity), -1).sum(axis=1)

@@ -10,13 +10,15 @@ from collections.abc import Callable
 from crisp import residency as crisp_residency
 from crisp.errors import InvariantError
 from crisp.policy import cache as crisp_cache
+from crisp.policy import eviction as crisp_eviction
 from crisp.policy import order as crisp_order
 from sim.fast import compiling, lookahead, orders, residency, scheduler, starting, state
 from sim.fast.compiling import BARE, digest, inlined, kept
 from sim.fast.orders import best_order, rank
 from sim.fast.scheduler import computed, loaded, next_compute, next_load, queue
-from sim.fast.starting import access, look_ahead
+from sim.fast.starting import access, choose, look_ahead
 from sim.fast.state import (
+    BLOCKS_LOADED,
     BUSY,
     BY_BLOCK,
     COMPUTE_HIDDEN,
@@ -33,6 +35,7 @@ from sim.fast.state import (
     PREFETCH,
     ROWS,
     SINCE,
+    STATES,
     TIME,
     UNTIL,
     Batch,
@@ -41,17 +44,20 @@ from sim.fast.state import (
 )
 
 SOURCES = digest(
-    (crisp_cache, crisp_order, crisp_residency, compiling, lookahead, orders, residency, scheduler,
-     starting, state)
+    (crisp_cache, crisp_eviction, crisp_order, crisp_residency, compiling, lookahead, orders,
+     residency, scheduler, starting, state)
 )  # fmt: skip
 
 
-def _enclosing(sources: str) -> Callable[[Machine, Batch, Ints], None]:
-    def run(machine: Machine, batch: Batch, ends: Ints) -> None:
+def _enclosing(sources: str) -> Callable[[Machine, Batch, Ints, Ints], None]:
+    def run(machine: Machine, batch: Batch, ends: Ints, loaded_by: Ints) -> None:
         """Execute a batch."""
         sources  # noqa: B018  (enclosed: see `kept`)
         rules, load_ns, row_of_layer, now, entries, parts, lists, slots, jobs = machine
-        kind_of_step, layer_ns, first_task, expert, width, piece_ns, whole_ns, tokens, guess = batch
+        (
+            kind_of_step, layer_ns, first_task, entry, width, seen, bare, taken,
+            piece_ns, whole_ns, tokens, guess,
+        ) = batch  # fmt: skip
         for step in range(len(ends)):
             for layer in range(len(row_of_layer)):
                 ns, row = layer_ns[layer, kind_of_step[step]], row_of_layer[layer]
@@ -62,20 +68,25 @@ def _enclosing(sources: str) -> Callable[[Machine, Batch, Ints], None]:
                 now[ORDER_BOUND] += ns
                 if row < 0:
                     continue
-                first = first_task[step * rules[ROWS] + row]
-                count = first_task[step * rules[ROWS] + row + 1] - first
-                access(rules, now, entries, parts, slots, expert, width, row, first, count)
+                event = step * rules[ROWS] + row
+                first, following = first_task[event], first_task[event + 1]
+                count = following - first
+                if rules[STATES] > 1:
+                    count = choose(
+                        rules, now, entries, slots, entry, width, seen, bare, taken, first, count
+                    )
+                access(rules, now, entries, parts, slots, entry, width, row, first, count)
                 if rules[PREFETCH] != NEVER:
                     look_ahead(
-                        rules, now, entries, parts, lists, expert, guess, row, first, count,
-                        tokens[step], tokens[step + 1],
+                        rules, now, entries, parts, lists, slots, entry, guess, row, count,
+                        following, first_task[event + 2], tokens[step], tokens[step + 1],
                     )  # fmt: skip
                 rank(rules, load_ns, now, slots, jobs, whole_ns, count)
                 now[ORDER_BOUND] += best_order(rules, load_ns, slots, jobs, piece_ns, count)
                 queue(rules, now, slots, count)
                 while now[LEFT]:
                     _piece(rules, load_ns, now, entries, parts, lists, slots, piece_ns)
-            ends[step] = now[TIME]
+            ends[step], loaded_by[step] = now[TIME], now[BLOCKS_LOADED]
 
     return kept(run, **BARE)
 
@@ -137,4 +148,5 @@ def _arrive(rules: Ints, now: Ints, slots: Ints) -> None:
 
 
 run = _enclosing(SOURCES)
-"""run(machine, batch, ends) executes a batch; ends[step]: when each step ends, in ns."""
+"""run(machine, batch, ends, loaded_by) executes a batch; of each step: when it ends, in ns, and the
+blocks that were issued until then."""

@@ -58,6 +58,46 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
             assert getattr(found, field) == value
 
 
+def with_losses(spec: ModelSpec) -> Metadata:
+    """With losses of widths, which may be unknown and, where they are measured, negative."""
+    shape = (spec.n_layers, spec.n_experts, 2)
+    losses = np.linspace(-1, 1, np.prod(shape) * (spec.n_blocks + 1), dtype=np.float32)
+    losses = losses.reshape(*shape, -1)
+    losses[0] = np.nan
+    return replace(made(spec), width_losses=losses, role_counts=np.ones(shape, np.int64))
+
+
+def test_losses_of_widths_are_kept_where_they_were_measured(tmp_path: Path) -> None:
+    spec = ModelSpec.named("deepseek-moe-16b")
+    saved = with_losses(spec)
+    saved.save(tmp_path / "m")
+    assert (tmp_path / "m").stat().st_size < 2_000_000
+    found = Metadata.load(tmp_path / "m")
+    np.testing.assert_array_equal(found.width_losses, saved.width_losses)
+    profile = found.profile()
+    assert profile.width_losses is found.width_losses
+    assert profile.role_counts is found.role_counts
+    made(spec).save(tmp_path / "m")
+    assert Metadata.load(tmp_path / "m").width_losses is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"role_counts": None}, "lacks role_counts"),
+        ({"width_losses": None}, "lacks width_losses"),
+        ({"width_losses": np.zeros((32, 8, 2, 8), np.float32)}, "width_losses is float32"),
+        ({"width_losses": np.full((32, 8, 2, 9), np.inf, np.float32)}, "an infinite value"),
+        ({"role_counts": np.full((32, 8, 2), -1)}, "role_counts: a value"),
+    ],
+)
+def test_damaged_losses_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with_losses(ModelSpec.named("mixtral-8x7b")).save(tmp_path / "m")
+    broken(tmp_path / "m", **change)
+    with pytest.raises(CrispError, match=words):
+        Metadata.load(tmp_path / "m")
+
+
 def test_the_dominant_expert_is_the_one_whose_removal_costs_more(tmp_path: Path) -> None:
     saved = made(ModelSpec.named("mixtral-8x7b"))
     saved.increase[3, 1, 6], saved.increase[3, 6, 1] = 0.2, 0.5

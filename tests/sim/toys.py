@@ -16,7 +16,7 @@ from crisp.policy import Budget, Cache, Order, Policy, Prefetch
 from crisp.policy.order import draw_lot
 from crisp.policy.width import Full
 from crisp.tasks import Task
-from crisp.timeline import COLUMNS, COMPUTE, LAYER, PREFETCH, Recorder, Rows, StepLog
+from crisp.timeline import COLUMNS, COMPUTE, LAYER, PREFETCH, Recorder, Rows, Sink, StepLog
 from crisp.trace import Header, RoutingTrace
 from crisp.workload import Workload, chosen_rows, plan
 from sim.streams import Streams
@@ -219,12 +219,12 @@ class Toy:
             self.spec(), ((event.layer, workload.tasks(event, lambda _: ())) for event in events)
         )
 
-    def simulated(self) -> dict[str, Any]:
+    def simulated(self, *sinks: Sink) -> dict[str, Any]:
         """The run as our simulator does it, in the oracle's terms."""
         trace, spec, scheduler = self.trace(), self.spec(), self.scheduler()
         workload = Workload(trace, GivenWidths(self.tabled), guess=self.prefetch == "guess")
         rows = _Rows()
-        recorder = Recorder([rows], by_block=self.granularity == "block")
+        recorder = Recorder([rows, *sinks], by_block=self.granularity == "block")
         streams = Streams(spec, scheduler, self.costs, workload, recorder, StepLog())
         steps = plan(trace, chosen_rows(trace, "all", None), self.batch, self.chunk)
         total = streams.run(steps)

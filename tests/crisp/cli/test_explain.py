@@ -21,9 +21,11 @@ def run(kind: str = "discrete", **metrics: float) -> Run:
         "layer_ms_per_token": 1.0,
         "io_bound_ms_per_token": 5.0,
         "order_bound_ms_per_token": 7.0,
+        "belady_bound_ms_per_token": 4.5,
         "compute_bound_ms_per_token": 4.0,
         "memory_bound_ms_per_token": None,
         "bytes_per_token": 80e6,
+        "belady_bytes_per_token": 72e6,
         "link_busy": 0.5,
         "compute_busy": 0.4,
     }
@@ -82,15 +84,20 @@ def test_a_run_in_a_few_lines() -> None:
         "router, attention and all else",
     ]
     assert [line.split()[2] for line in lines[2:5]] == ["60", "30", "10"]
-    assert "5.000 ms   50 %  bytes: 80 MB a token" in lines[6]
+    assert [line.strip() for line in lines[6:10]] == [
+        "5.000 ms   50 %  bytes: 80 MB a token at the link's bandwidth",
+        "7.000 ms   70 %  order: each event's tasks in their best order",
+        "4.500 ms   45 %  Belady: 72 MB a token, what the best cache would load",
+        "4.000 ms   40 %  compute: all experts at hand",
+    ]
     assert "link busy 50 %, compute 40 %" in lines
     assert (
         "near bound: none (there is none of compute, bytes, memory and order that makes up 90 % of "
         "the time)"
     ) in lines
-    assert lines[-1] == (
-        "at most: a better order gains 30 %, perfect overlap between layers 50 %, "
-        "loading nothing 60 %"
+    assert " ".join(lines[-2:]) == (
+        "at most: a better order gains 30 %, perfect overlap between layers 50 %, and with a cache "
+        "that knows what will come 55 %, loading nothing 60 %"
     )
     assert max(map(len, lines)) <= 100
 

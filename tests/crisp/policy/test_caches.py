@@ -138,8 +138,6 @@ def test_soonest_by_hand() -> None:
     assert soonest(here, soon, 2, whole=False).tolist() == [1, 1]
     assert soonest(here, soon, 2, whole=True).tolist() == [2, 0]
     assert soonest(here, soon, 1, whole=True).tolist() == [0, 1]  # the first one does not fit
-    assert numba.njit(soonest)(here, soon, 2, False).tolist() == [1, 1]
-    assert numba.njit(soonest)(here, soon, 1, True).tolist() == [0, 1]
 
 
 @st.composite
@@ -161,7 +159,7 @@ def small(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(small())
 def test_belady_is_what_trying_everything_finds_and_nothing_beats_it(case: dict[str, Any]) -> None:
     events = [
@@ -190,30 +188,84 @@ def test_forced_belady_equals_the_oracle(accesses: list[int], room: int) -> None
     assert found == forced_belady(accesses, room)
 
 
-def routed(shared: Path, layer: int, rows: int) -> np.ndarray:
-    """gpt-oss-20b's experts in one layer [rows, 4], of 32."""
-    table = pd.read_parquet(shared / "traces" / "gpt-oss-20b__mmlu-gpqa-mix.parquet")
-    table = table.sort_values(["sequence", "token", "layer"])
-    own = table[table["layer"] == layer][["e0", "e1", "e2", "e3"]]
-    return own.head(rows).to_numpy(np.int64)
+# ------------------------------------------------------------------------------ real routing
+
+REAL = (0, 11, 23)  # layers
+BUDGETS = [Fraction(share, 10) for share in range(1, 6)]
 
 
-@pytest.mark.parametrize("share", [Fraction(1, 10), Fraction(3, 10), Fraction(1, 2)])
-def test_nothing_beats_belady_on_real_routing(share: Fraction, shared: Path) -> None:
-    experts = routed(shared, 11, 400)[:, None, :]
+@pytest.fixture(scope="module")
+def routed(shared: Path) -> np.ndarray:
+    """gpt-oss-20b's experts in some layers [rows, layers, 4], of 32."""
+    file = shared / "traces" / "gpt-oss-20b__mmlu-gpqa-mix.parquet"
+    columns = ["sequence", "token", "layer", "e0", "e1", "e2", "e3"]
+    table = pd.read_parquet(file, columns=columns, filters=[("layer", "in", REAL)])
+    table = table[table["sequence"] < 5].sort_values(["sequence", "token", "layer"])
+    return table[columns[3:]].to_numpy(np.int64).reshape(-1, len(REAL), 4)
+
+
+@pytest.mark.parametrize("share", BUDGETS)
+def test_nothing_beats_belady_on_real_routing(share: Fraction, routed: np.ndarray) -> None:
+    experts = routed[:150, 1:2]
 
     def loads(cache: str) -> int:
-        toy = Toy(experts, np.ones_like(experts), 32, 1, cache=cache, share=share, unit="block")
+        unit = "block" if CACHES[cache].suffixes else "expert"  # of one block: the same
+        toy = Toy(experts, np.ones_like(experts), 32, 1, cache=cache, share=share, unit=unit)
         return replay(toy).blocks_loaded
 
     found = {cache: loads(cache) for cache in [*ONLINE, "belady-forced", "belady"]}
-    assert min(found, key=found.__getitem__) == "belady"
-    assert found["belady"] < min(found["lru"], found["belady-forced"]) < found["none"]
+    assert found["belady"] == min(found.values())
+    assert found["belady"] < found["lru"] < found["none"]
+
+
+STRAIGHT = [cache for cache in ONLINE if cache != "none" and not CACHES[cache].suffixes]
+
+
+@pytest.mark.parametrize("cache", STRAIGHT)
+def test_events_equal_the_straight_line_on_real_routing(cache: str, routed: np.ndarray) -> None:
+    """Two layers, event by event; each budget, by layer or over both."""
+    experts = routed[:100, :2]
+    for share, scope in zip(BUDGETS, ["layer", "global"] * 3, strict=False):
+        toy = Toy(experts, np.ones_like(experts), 32, 1, cache=cache, share=share, scope=scope)
+        assert replay(toy).blocks_loaded == toy.oracle()["blocks_loaded"]
+
+
+@pytest.mark.parametrize("cache", ["suffix-lru", "suffix-lfu"])
+def test_suffixes_equal_the_straight_line_on_real_routing(cache: str, routed: np.ndarray) -> None:
+    """The heaviest expert in full, four blocks, the others at half width or not at all."""
+    experts = routed[:100, 1:2]
+    widths = np.broadcast_to([4, 2, 2, 0], experts.shape)
+    for share in BUDGETS:
+        toy = Toy(experts, widths, 32, 4, cache=cache, share=share, unit="block")
+        assert replay(toy).blocks_loaded == toy.oracle()["blocks_loaded"]
 
 
 # ------------------------------------------------------------------------------ libCacheSim
 
 THEIRS = {"fifo": "FIFO", "lru": "LRU", "lfu-in-cache": "LFU", "belady-forced": "Belady"}
+
+
+@pytest.mark.parametrize("cache", THEIRS)
+def test_misses_equal_libcachesims(cache: str) -> None:
+    rng = np.random.default_rng(1)
+    for room in (1, 3, 5, 8):
+        accesses = rng.choice(12, 500, p=rng.dirichlet(np.full(12, 0.5))).tolist()
+        ours = replay(one_by_one(accesses, cache, room, 12)).blocks_loaded
+        assert ours == their_misses(THEIRS[cache], accesses, room)
+
+
+@pytest.mark.parametrize("cache", THEIRS)
+def test_misses_equal_libcachesims_on_real_routing(cache: str, routed: np.ndarray) -> None:
+    """gpt-oss-20b, layer by layer, one access at a time: 32 experts, 10 to 50 % of them.
+
+    All layers and tokens are compared in docs/caches.md.
+    """
+    for layer in range(len(REAL)):
+        accesses = routed[:150, layer].ravel().tolist()
+        for share in BUDGETS:
+            room = int(32 * share)
+            ours = replay(one_by_one(accesses, cache, room, 32)).blocks_loaded
+            assert ours == their_misses(THEIRS[cache], accesses, room)
 
 
 def their_misses(name: str, accesses: list[int], room: int) -> int:
@@ -231,25 +283,6 @@ def their_misses(name: str, accesses: list[int], room: int) -> int:
         for expert, then in zip(accesses, reversed(following), strict=True)
     )
     return sum(not cache.get(request) for request in requests)
-
-
-@pytest.mark.parametrize("cache", THEIRS)
-def test_misses_equal_libcachesims(cache: str) -> None:
-    rng = np.random.default_rng(1)
-    for room in (1, 3, 5, 8):
-        accesses = rng.choice(12, 500, p=rng.dirichlet(np.full(12, 0.5))).tolist()
-        ours = replay(one_by_one(accesses, cache, room, 12)).blocks_loaded
-        assert ours == their_misses(THEIRS[cache], accesses, room)
-
-
-@pytest.mark.parametrize("cache", THEIRS)
-def test_misses_equal_libcachesims_on_real_routing(cache: str, shared: Path) -> None:
-    """gpt-oss-20b, two layers, one access at a time: 32 experts, room for 10, 20 and 50 %."""
-    for layer in (0, 11):
-        accesses = routed(shared, layer, 800).ravel().tolist()
-        for room in (3, 6, 16):
-            ours = replay(one_by_one(accesses, cache, room, 32)).blocks_loaded
-            assert ours == their_misses(THEIRS[cache], accesses, room)
 
 
 # ------------------------------------------------------------------------------ rules, names

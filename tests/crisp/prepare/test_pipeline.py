@@ -26,7 +26,8 @@ from crisp.errors import CrispError  # noqa: E402
 from crisp.metadata import FILE, Metadata  # noqa: E402
 from crisp.prepare.checkpoint import weights_digest  # noqa: E402
 from crisp.prepare.importance import NeuronOrder  # noqa: E402
-from crisp.prepare.pipeline import Request, prepare, refresh  # noqa: E402
+from crisp.prepare.measuring import Request  # noqa: E402
+from crisp.prepare.pipeline import prepare, refresh  # noqa: E402
 from crisp.prepare.roles import read_method  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -197,6 +198,40 @@ def test_a_kill_costs_the_layer_under_way(model: Path, prepared: Path, tmp_path:
     assert all(now.get(name, when) == when for name, when in kept.items() if "roles" in name)
     assert f"{out}: toy, prepared".encode() in printed
     same(Metadata.load(out / FILE), Metadata.load(prepared / FILE))
+
+
+def test_losses_of_widths_are_measured_layer_by_layer(model: Path, tmp_path: Path) -> None:
+    """Of neurons in their new order; a refresh from the same text measures the same."""
+    asked = replace(ASKED, method=read_method("weight"), width_losses=256)
+    out, work = tmp_path / "out", tmp_path / "out.partial"
+    told: list[tuple[int, int]] = []
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        if stage == "widths" and done > 10:  # a layer has 4 experts, 2 roles
+            raise KeyboardInterrupt
+
+    def watch(stage: str, done: int, total: int) -> None:
+        if stage == "widths":
+            told.append((done, total))
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(model, out, asked, interrupt)
+    assert [path.name for path in work.glob("widths-*")] == ["widths-0.npz"]
+    found = prepare(model, out, asked, watch)
+    assert told == [(done, 16) for done in range(1, 17)]
+    facts = found.provenance
+    assert facts["width_losses"] == {"tokens": 256, "widths": [0, 1, 2, 3], "least": 16}
+    assert "widths" in facts["seconds"]
+    losses, counts = found.width_losses, found.role_counts
+    assert losses is not None and counts is not None
+    assert (counts.sum(axis=1) == 256).all()  # top-2: every token has one in each role
+    assert np.array_equal(np.isnan(losses).all(axis=3), counts < 16)
+    assert (losses[counts >= 16][:, 0] > 0).all() and (losses[counts >= 16][:, -1] == 0).all()
+    same(Metadata.load(out / FILE), found)
+    again = refresh(out, asked, silent)
+    np.testing.assert_array_equal(again.role_counts, counts)
+    np.testing.assert_allclose(again.width_losses, losses, rtol=1e-3, atol=1e-7)
+    assert refresh(out, replace(asked, width_losses=None), silent).width_losses is None
 
 
 def test_roles_may_be_left_to_the_router(model: Path, tmp_path: Path) -> None:

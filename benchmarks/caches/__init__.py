@@ -1,0 +1,1 @@
+"""Caches, prefetchers and orders beside each other: docs/caches.md."""

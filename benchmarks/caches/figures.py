@@ -1,0 +1,98 @@
+"""Figures of the page, from the records of all runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Record = dict[str, Any]
+ORACLE = "belady"
+
+
+class Runs:
+    """Records that can be asked for by what they are; several texts of one model are added up."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.records = list(records)
+
+    def of(self, **what: Any) -> Runs:
+        """Those that are so; a missing part is None."""
+        return Runs(
+            one for one in self.records if all(one.get(key) == own for key, own in what.items())
+        )
+
+    def of_model(self, model: str) -> Runs:
+        """Those of one model's traces."""
+        return Runs(one for one in self.records if model_of(one["trace"]) == model)
+
+    def values(self, key: str) -> list[Any]:
+        """What there is of something, in the order of the runs."""
+        return list(dict.fromkeys(one.get(key) for one in self.records))
+
+    def sum(self, key: str) -> float:
+        """Of all runs together."""
+        return float(sum(one[key] for one in self.records))
+
+    @property
+    def loads(self) -> float:
+        """Experts loaded a token."""
+        return self._experts("blocks_loaded")
+
+    @property
+    def fewest(self) -> float:
+        """Experts a token that the best of all caches would load for the same tasks."""
+        return self._experts("belady_blocks")
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return 1e9 * self.sum("tokens") / self.sum("total_ns")
+
+    def _experts(self, key: str) -> float:
+        (blocks,) = self.values("n_blocks")
+        return self.sum(key) / blocks / self.sum("tokens")
+
+
+def model_of(trace: str) -> str:
+    """The model a trace is of: the bundled ones have a text after their name."""
+    return trace.rpartition("-")[0] if trace.startswith("tiny-") else trace
+
+
+def models(runs: Runs) -> list[str]:
+    """All models, those that come with the project last."""
+    found = dict.fromkeys(map(model_of, runs.values("trace")))
+    return sorted(found, key=lambda model: model.startswith("tiny-"))
+
+
+def replayed(runs: Runs, budget: str, cache: str) -> tuple[float, float]:
+    """Loads a token of a cache, event by event and access by access."""
+    found = []
+    for by_access in (False, True):
+        own = runs.of(budget=budget, by_access=by_access)
+        found.append(own.of(cache="lru").fewest if cache == ORACLE else own.of(cache=cache).loads)
+    return found[0], found[1]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown; the first column is text, the others are numbers."""
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def signed(share: float, digits: int = 1) -> str:
+    """Per cent.
+
+    >>> signed(0.234), signed(-0.0004)
+    ('+23.4 %', '0.0 %')
+    """
+    text = f"{100 * share:+.{digits}f}"
+    return ("0." + "0" * digits if float(text) == 0 else text.replace("-", "−")) + " %"
+
+
+def number(value: float) -> str:
+    """Three digits or more.
+
+    >>> number(60.357), number(9.8266), number(0.41)
+    ('60.4', '9.83', '0.41')
+    """
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,0 +1,252 @@
+"""Runs as columns, from run files or from a sweep's results: what a report is made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crisp.errors import CrispError
+from crisp.run import Run
+from crisp.run_check import COUNTS, NUMBERS
+from crisp.units import exact
+
+Number = int | float | None
+
+MADE_BY, JOULES_FROM = "made by", "joules from"  # beside the settings, out of the provenance
+_ASIDE = ("cell", "unavailable")  # of a sweep: the hash of its settings; read by `_reasons`
+_ASKED, _MADE = "asked.", "provenance."  # settings as they were spelled; not settings
+_TOP = ("engine", "granularity", "phase", "batch", "chunk", "seed", "limit")  # without a dot
+_NEEDED = ("engine", "policy.name", "budget.asked", "phase")
+OBJECTS = ("profile", "hardware", "device", "store", "trace.file")  # may be absent as a whole
+_MOST = 1 << 63  # of a metric
+_LONGEST = 90  # characters of a value; of a longer one its begin and its hash are shown
+_DIGEST = re.compile("[0-9a-f]{64}")  # shown by its begin
+
+
+@dataclass(frozen=True)
+class Table:
+    """Runs, one a row.
+
+    settings: flattened with dots, as text; None: the run has no such setting. metrics: None: not
+    had, and ``reasons`` may say why.
+    """
+
+    rows: int
+    settings: dict[str, list[str | None]]
+    metrics: dict[str, list[Number]]
+    reasons: dict[str, list[str | None]]
+
+    def setting(self, name: str) -> list[str | None]:
+        """A column of settings; of nothing but None where no run has it."""
+        return self.settings.get(name, [None] * self.rows)
+
+    def metric(self, name: str) -> list[Number]:
+        """A column of metrics; of nothing but None where no run has it."""
+        return self.metrics.get(name, [None] * self.rows)
+
+    def why(self, name: str) -> list[str | None]:
+        """The reasons beside a column of metrics."""
+        return self.reasons.get(name, [None] * self.rows)
+
+    def measured(self) -> list[bool]:
+        """Which runs were measured on a machine."""
+        return [engine == "hw" for engine in self.setting("engine")]
+
+    def machines(self) -> list[str | None]:
+        """The device that a run was measured on, or the profile that it was simulated with."""
+        return [
+            device or hardware
+            for device, hardware in zip(
+                self.setting("device.name"), self.setting("hardware.name"), strict=True
+            )
+        ]
+
+    def there(self, of: str) -> list[bool]:
+        """Which runs have an object of `OBJECTS`."""
+        parts = [own for name, own in self.settings.items() if name.startswith(f"{of}.")]
+        if not parts:
+            return [False] * self.rows
+        return [any(value is not None for value in row) for row in zip(*parts, strict=True)]
+
+    def shares(self) -> list[float | None]:
+        """The budgets as shares of all routed experts, 0 to 1.
+
+        As asked, so that policies which floor it differently stand above each other; where bytes
+        were asked, the share that they are. None: not known.
+        """
+        asked = map(_asked, self.setting("budget.asked"))
+        return [
+            held if share is None else share for share, held in zip(asked, self.held(), strict=True)
+        ]
+
+    def held(self) -> list[float | None]:
+        """What is left of the budgets, floored to whole units, as shares of all routed experts."""
+        return [_share(share or "") for share in self.setting("budget.share")]
+
+
+def from_runs(runs: Sequence[Run]) -> Table:
+    """A row for each run."""
+    settings, metrics, reasons = [], [], []
+    for run in runs:
+        flat = dict(flattened(run.settings))
+        flat[MADE_BY] = _text(run.provenance.get("tool"))
+        energy = run.provenance.get("energy")
+        if isinstance(energy, dict):
+            flat[JOULES_FROM] = _joules(energy.get("method"), energy.get("source"))
+        settings.append(flat)
+        metrics.append({name: _finite(value) for name, value in run.metrics.items()})
+        reasons.append({name: str(reason) for name, reason in run.unavailable.items()})
+    return Table(len(runs), _columns(settings), _columns(metrics), _columns(reasons))
+
+
+def from_parquet(path: Path) -> Table:
+    """The results of a sweep; CrispError if the file holds something else."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with path.open("rb") as file:
+            # no threads: they may outlive the interpreter, and abort it
+            table = pyarrow.parquet.ParquetFile(file, pre_buffer=False).read(use_threads=False)
+    except OSError as error:
+        raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except pyarrow.ArrowException as error:
+        raise CrispError(f"{path}: is not a parquet file") from error
+    missing = [name for name in _NEEDED if name not in table.schema.names]
+    if missing:
+        raise CrispError(f"{path}: is not what a sweep wrote: it has no column {missing[0]}")
+    if not len(table):
+        raise CrispError(f"{path}: holds no run")
+    settings: dict[str, list[str | None]] = {}
+    metrics: dict[str, list[Number]] = {}
+    for name, kind in zip(table.schema.names, table.schema.types, strict=True):
+        empty = table.column(name).null_count == len(table)
+        numeric = empty or pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
+        if name in _ASIDE or name.startswith((_ASKED, _MADE)) or name in OBJECTS:
+            continue
+        values = table.column(name).to_pylist()
+        if "." in name or name in _TOP:
+            settings[name] = [_text(value) for value in values]
+        elif numeric:
+            metrics[name] = [_finite(value) for value in values]
+        elif name in (*COUNTS, *NUMBERS):
+            raise CrispError(f"{path}: column {name}: expected numbers, found {kind}")
+        else:
+            settings[name] = [_text(value) for value in values]
+    for name in _NEEDED:
+        if None in settings[name]:
+            raise CrispError(f"{path}: row {settings[name].index(None) + 1} has no {name}")
+
+    def told(name: str) -> list[Any]:
+        known = f"{_MADE}{name}" in table.schema.names
+        return table.column(f"{_MADE}{name}").to_pylist() if known else [None] * len(table)
+
+    settings[MADE_BY] = [_text(tool) for tool in told("tool")]
+    origins = zip(told("energy.method"), told("energy.source"), strict=True)
+    settings[JOULES_FROM] = [method and _joules(method, source) for method, source in origins]
+    return Table(len(table), settings, metrics, _columns(_reasons(table)))
+
+
+def _reasons(table: Any) -> list[dict[str, str]]:
+    """Of each row, why metrics are not there; in the file they are one text of JSON a row."""
+    if "unavailable" not in table.schema.names:
+        return [{} for _ in range(len(table))]
+    texts = table.column("unavailable").to_pylist()
+    found: dict[Any, dict[str, str]] = {}
+    for text in set(texts):
+        try:
+            reasons = json.loads(text)
+            found[text] = {str(name): str(reason) for name, reason in reasons.items()}
+        except (TypeError, ValueError, AttributeError, RecursionError):
+            found[text] = {}
+    return [found[text] for text in texts]
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """All rows, in order, but for those that repeat an earlier one in everything."""
+
+    def column(part: str, name: str) -> list[Any]:
+        return [
+            value
+            for table in tables
+            for value in getattr(table, part).get(name, [None] * table.rows)
+        ]
+
+    parts = {
+        part: {name: column(part, name) for name in _names(getattr(t, part) for t in tables)}
+        for part in ("settings", "metrics", "reasons")
+    }
+    first: dict[Hashable, int] = {}
+    for row, values in enumerate(
+        zip(*parts["settings"].values(), *parts["metrics"].values(), strict=True)
+    ):
+        first.setdefault(values, row)
+    kept = list(first.values())
+    return Table(
+        len(kept),
+        **{
+            part: {name: [values[row] for row in kept] for name, values in columns.items()}
+            for part, columns in parts.items()
+        },
+    )
+
+
+def flattened(value: Any, place: str = "") -> Iterator[tuple[str, str | None]]:
+    """Settings as (name with dots, text); an object that is absent as a whole has no names.
+
+    >>> list(flattened({"batch": 1, "policy": {"name": "lru"}, "device": None, "limit": None}))
+    [('batch', '1'), ('policy.name', 'lru'), ('limit', None)]
+    """
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from flattened(inner, f"{place}.{key}" if place else str(key))
+    elif value is not None or place not in OBJECTS:
+        yield place, _text(value)
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = _DIGEST.sub(lambda digest: f"{digest[0][:12]}…", text)
+    if len(text) > _LONGEST:
+        return f"{text[:24]}… ({hashlib.sha256(text.encode()).hexdigest()[:12]}…)"
+    return text
+
+
+def _joules(method: object, source: object) -> str:
+    return f"{str(method).partition(':')[0]}, from {source}"  # behind the colon: watts at rest
+
+
+def _finite(value: Any) -> Number:
+    good = type(value) in (int, float) and abs(value) <= _MOST  # which no NaN is
+    return value if good else None
+
+
+def _asked(budget: str | None) -> float | None:
+    """A budget that was asked for as a share; None: it was not."""
+    try:
+        return _share(str(float(exact(budget or ""))))
+    except CrispError:
+        return None
+
+
+def _share(text: str) -> float | None:
+    try:
+        share = float(text)
+    except ValueError:
+        return None
+    return share if 0 <= share <= 1 else None
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row.get(name) for row in rows] for name in _names(rows)}
+
+
+def _names(parts: Any) -> list[str]:
+    return list(dict.fromkeys(name for part in parts for name in part))

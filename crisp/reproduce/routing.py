@@ -1,0 +1,73 @@
+"""The routing that claims are tried on: drawn from statistics of a real Mixtral, or given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from crisp.errors import CrispError
+from crisp.reproduce.measured import routing
+from crisp.trace import DECODE, PREFILL, RoutingTrace
+from crisp.trace.chains import Chain, fit
+from crisp.trace.synth import synthesize
+
+ROWS, SEQUENCES, SEED = 4800, 24, 0  # half of them are counted, the others run
+GENERATED = 128  # tokens after a prompt
+LENGTHS = (128, 512, 1024, 2048)  # of a prompt, as in Figure 17
+_SCALE = 10**6  # shares become counts
+
+
+def drawn(progress: Callable[[float], None] = lambda share: None) -> RoutingTrace:
+    """A trace of Mixtral-8x7B's 32 layers that has its mean statistics in every layer.
+
+    How unequal pairs are, and how many experts a token has in common with the one before, are the
+    real model's means over layers; which pairs are the frequent ones is drawn. A cache lives on the
+    first two: it loads within 3 % of what it loads where every layer has its own statistics.
+    """
+    known = routing()
+    draw = np.random.default_rng(SEED)
+    chains = {layer: _chain(known, draw) for layer in range(known["layers"])}
+    trace = synthesize(
+        chains,
+        ROWS,
+        SEED,
+        sequences=SEQUENCES,
+        note=f"drawn from {known['source']}",
+        progress=progress,
+    )
+    return replace(
+        trace,
+        header=replace(trace.header, model="Mixtral-8x7B", dataset="MT-Bench (statistics)"),
+    )
+
+
+def prompted(trace: RoutingTrace, length: int) -> RoutingTrace:
+    """The first rows of a trace as one sequence: a prompt, then ``GENERATED`` decoded tokens.
+
+    Raises CrispError if it has too few rows.
+    """
+    rows = length + GENERATED
+    if trace.rows < rows:
+        raise CrispError(f"a prompt of {length} tokens: {rows} rows needed, found {trace.rows}")
+    phase = np.where(np.arange(rows) < length, PREFILL, DECODE)
+    return replace(
+        trace.select(slice(0, rows)),
+        sequence=np.zeros(rows, np.int32),
+        position=np.arange(rows, dtype=np.int32),
+        phase=phase.astype(np.uint8),
+    )
+
+
+def _chain(known: dict[str, Any], draw: np.random.Generator) -> Chain:
+    """One layer: the shares, dealt to the pairs at random."""
+    shares = np.array(known["pair_shares"])
+    n = round((1 + np.sqrt(1 + 8 * len(shares))) / 2)
+    pairs = np.stack(np.triu_indices(n, 1), axis=1).astype(np.int16)
+    count = np.round(draw.permutation(shares) * _SCALE).astype(np.int64)
+    likelier = np.round(count * known["first_choice"]).astype(np.int64)
+    first = np.where(draw.random(len(count)) < 0.5, likelier, count - likelier)
+    common = np.array(known["in_common"])
+    return fit(pairs, count, first, common / common.sum())

@@ -1,0 +1,116 @@
+"""What the small models say to a claim about the quality of a large one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from crisp.reproduce.claims import Claim
+from crisp.reproduce.measured import quality
+
+Model = Mapping[str, Any]
+_GROWTH = "growth of perplexity"
+_TIERS = {"Hot": "hot", "Warm": "warm", "Cold": "cold"}
+_CLASSES = {"F1.hot": "top 10 %", "F1.medium": "10 to 50 %", "F1.cold": "bottom 50 %"}
+
+
+def figures(claim: Claim) -> tuple[str, ...]:
+    """What the small models have in the place of the claim's figures, in a line; or nothing."""
+    if claim.id not in _FIGURES:
+        return ()
+    what, of = _FIGURES[claim.id]
+    told = "; ".join(f"{name} {of(model)}" for name, model in quality().items())
+    return (f"{what}: {told}",)
+
+
+def shown(claim: Claim) -> tuple[str, ...]:
+    """Whether the small models show what the claim says: a line for each part of it."""
+    lines = []
+    for text in claim.small:
+        words = [
+            f"{name}: {model['claims'][text][0]}"
+            for name, model in quality().items()
+            if text in model["claims"]
+        ]
+        lines.append(f"{text}? {'; '.join(words)}")
+    return tuple(lines)
+
+
+def worst_move(model: Model, what: str) -> float:
+    """Predictions kept with a text's own metadata less those with another's, at worst, points.
+
+    what: transferred, or refreshed.
+    """
+    return float(
+        max(100 * (move["matched"]["kept"] - move[what]["kept"]) for move in model["shift"])
+    )
+
+
+def percent(share: float) -> str:
+    """A change, with its sign.
+
+    >>> percent(0.0778), percent(-0.006)
+    ('+7.8 %', '−0.6 %')
+    """
+    return f"{100 * share:+.1f} %".replace("-", "−")
+
+
+def _rows(section: str, labels: Sequence[str]) -> Callable[[Model], str]:
+    return lambda model: " / ".join(
+        percent(model[section][label]["increase"][0]) for label in labels
+    )
+
+
+def _lost(label: str) -> Callable[[Model], str]:
+    return lambda model: f"{100 * model['classes'][label][0]:.1f} %"
+
+
+def _masked(cost: str) -> Callable[[Model], str]:
+    return lambda model: f"{model['masking'][cost][0]:.2f}"
+
+
+def _moves(model: Model) -> str:
+    return " / ".join(f"{worst_move(model, what):.1f}" for what in ("transferred", "refreshed"))
+
+
+_FIGURES: dict[str, tuple[str, Callable[[Model], str]]] = {
+    **{
+        claim: ("predictions lost by tokens of such pairs", _lost(label))
+        for claim, label in _CLASSES.items()
+    },
+    "F2.expert": (
+        "growth of perplexity of tokens where it is dominant / auxiliary",
+        lambda model: " / ".join(
+            percent(model["expert"][role][0]) for role in ("dominant", "auxiliary")
+        ),
+    ),
+    **{
+        f"F4.{role}": (
+            f"perplexity added by masking the {role} expert",
+            _masked(f"{role}_cost"),
+        )
+        for role in ("dominant", "auxiliary")
+    },
+    "F7.crisp": (
+        f"{_GROWTH}, tiered / uniform 50 %", _rows("policies", ("tiered", "uniform 50 %")),
+    ),
+    "F12.mixtral": (
+        f"{_GROWTH}, in this order",
+        _rows("orders", ("random", "original", "magnitude", "importance")),
+    ),
+    "F13.ppl": (
+        f"{_GROWTH}, all 50 % / single / tiered",
+        _rows("strategies", ("all 50 %", "single", "tiered")),
+    ),
+    "F15.retention": (
+        "predictions kept, in this order",
+        lambda model: " / ".join(
+            f"{100 * model['tiers'][tier]['kept'][0]:.1f} %" for tier in _TIERS.values()
+        ),
+    ),
+    "F16.transfer": ("points of predictions kept that are lost at worst, in this order", _moves),
+    "T4.ppl": (
+        f"{_GROWTH}, both 75 % / both 50 % / asymmetric",
+        _rows("strategies", ("all 75 %", "all 50 %", "asymmetric 100 + 50")),
+    ),
+}  # fmt: skip

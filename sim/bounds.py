@@ -1,0 +1,59 @@
+"""Belady's bound of a run, from its timeline or from its tasks: see `crisp.bounds`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+
+from crisp.bounds import fewest_loads, places
+from crisp.model import ModelSpec
+from crisp.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, Rows
+
+FEW = 400_000  # uses: to go through them takes less time than to import numba
+
+
+class Belady:
+    """The fewest blocks that a cache could load for what has been executed so far."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        capacity: Sequence[int],
+        initial: Sequence[int] | None,
+        compiled: bool,
+    ) -> None:
+        """The arguments are those of `EventScheduler`. compiled: for more than FEW uses."""
+        found = places(capacity, initial or [0] * spec.n_routed, spec.n_blocks)
+        self._places, self._compiled = found.arrays() if compiled else found, compiled
+        self._first_entry = np.zeros(spec.n_layers, np.int64)
+        self._first_entry[list(spec.moe_layers)] = np.arange(0, spec.n_routed, spec.n_experts)
+        self.blocks = 0
+
+    def write(self, rows: Rows) -> None:
+        """The next rows of the timeline, of whole events."""
+        own = rows[rows[:, KIND] == COMPUTE]
+        entry = self._first_entry[own[:, LAYER_ID]] + own[:, EXPERT]
+        event, width = own[:, EVENT].copy(), own[:, FIRST] + own[:, BLOCKS]
+        if own[:, FIRST].any():  # a task in several pieces is a single use
+            last = np.lexsort((width, entry, event))
+            change = np.diff(event[last], append=-1) | np.diff(entry[last], append=-1)
+            last = last[change != 0]
+            event, entry, width = event[last], entry[last], width[last]
+        self.add(event, entry, width)
+
+    def add(self, event: Rows, entry: Rows, width: Rows) -> None:
+        """The next uses, see `fewest_loads`: [uses] each."""
+        if self._compiled:
+            self.blocks += _compiled()(*self._places, event, entry, width)
+        else:
+            uses = event.tolist(), entry.tolist(), width.tolist()
+            self.blocks += fewest_loads(*self._places, *uses)
+
+
+@cache
+def _compiled() -> Callable[..., int]:
+    from sim.fast.compiling import BARE, kept  # imports numba, for which short runs need not wait
+
+    return kept(fewest_loads, **BARE)

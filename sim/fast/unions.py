@@ -1,0 +1,126 @@
+"""The tasks of every event of a batch: `crisp.workload.union`, compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from crisp.policy import contribution
+from sim.fast.compiling import compiled, digest, kept
+from sim.fast.state import Ints
+
+_width_on: Any = compiled(contribution.width_on)
+
+
+def _union(
+    experts: npt.NDArray[np.int16],
+    widths: npt.NDArray[np.int16],
+    first_token: Ints,
+    n_experts: int,
+    upto: Ints,
+    by_block: bool,
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """(first task [events + 2], entry, width, grains): every expert once, by first appearance.
+
+    experts [token rows, MoE layers, k]; widths [MoE layers, token rows, k]; upto[b]: grains (some
+    neurons) of b whole blocks. grains [tasks, 1 or blocks] are summed over rows.
+    """
+    rows, layers, k = experts.shape
+    steps, blocks = len(first_token) - 1, len(upto) - 1
+    first_task = np.zeros(steps * layers + 2, np.int64)
+    entry = np.empty(rows * layers * k, np.int64)
+    width = np.zeros(rows * layers * k, np.int64)
+    grains = np.zeros((rows * layers * k, blocks if by_block else 1), np.int64)
+    task_of = np.full(n_experts, -1, np.int64)
+    tasks = 0
+    for step in range(steps):
+        for layer in range(layers):
+            begin = tasks
+            for row in range(first_token[step], first_token[step + 1]):
+                for place in range(k):
+                    asked, own = widths[layer, row, place], experts[row, layer, place]
+                    if asked == 0:
+                        continue
+                    task = task_of[own]
+                    if task < begin:
+                        task = task_of[own] = tasks
+                        entry[task] = layer * n_experts + own
+                        tasks += 1
+                    width[task] = max(width[task], asked)
+                    if by_block:
+                        for block in range(asked):
+                            grains[task, block] += upto[block + 1] - upto[block]
+                    else:
+                        grains[task, 0] += upto[asked]
+            first_task[step * layers + layer + 1] = tasks
+    first_task[-1] = tasks
+    return first_task, entry[:tasks], width[:tasks], grains[:tasks]
+
+
+def _enclosing(sources: str) -> Callable[..., tuple[Ints, Ints, Ints, Ints, Ints, Ints]]:
+    def union_on(
+        experts: npt.NDArray[np.int16],
+        wanted: Ints,
+        first_token: Ints,
+        n_experts: int,
+        upto: Ints,
+        by_block: bool,
+    ) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
+        """The same where blocks are ``wanted`` on top of what is resident, for each that may be.
+
+        Returns (first task [events + 2], entry [tasks], width, seen, bare [tasks], grains). Width,
+        seen and grains are of (task, blocks that are resident)s; see `Batch`.
+        """
+        sources  # noqa: B018  (enclosed: see `kept`)
+        rows, layers, k = experts.shape
+        steps, blocks = len(first_token) - 1, len(upto) - 1
+        states, most = blocks + 1, rows * layers * k
+        first_task = np.zeros(steps * layers + 2, np.int64)
+        entry = np.empty(most, np.int64)
+        width = np.zeros(most * states, np.int64)
+        seen = np.zeros(most * states, np.int64)
+        bare = np.zeros(most, np.int64)
+        grains = np.zeros((most * states, blocks if by_block else 1), np.int64)
+        task_of = np.full(n_experts, -1, np.int64)
+        tasks = 0
+        for step in range(steps):
+            for layer in range(layers):
+                begin = tasks
+                for row in range(first_token[step], first_token[step + 1]):
+                    for place in range(k):
+                        own = experts[row, layer, place]
+                        if own < 0:
+                            continue
+                        task = task_of[own]
+                        if task < begin:
+                            task = task_of[own] = tasks
+                            entry[task] = layer * n_experts + own
+                            tasks += 1
+                        for resident in range(states):
+                            asked = _width_on(resident, wanted[layer, row, place])
+                            if asked == 0:
+                                bare[task] += 1
+                                continue
+                            state = task * states + resident
+                            if width[state] == 0:
+                                seen[state] = row * k + place
+                            width[state] = max(width[state], asked)
+                            if by_block:
+                                for block in range(asked):
+                                    grains[state, block] += upto[block + 1] - upto[block]
+                            else:
+                                grains[state, 0] += upto[asked]
+                first_task[step * layers + layer + 1] = tasks
+        first_task[-1] = tasks
+        end = tasks * states
+        return first_task, entry[:tasks], width[:end], seen[:end], bare[:tasks], grains[:end]
+
+    return kept(union_on)
+
+
+union: Callable[..., tuple[Ints, Ints, Ints, Ints]] = kept(_union)
+SOURCES = digest([contribution])
+union_on = _enclosing(SOURCES)

@@ -1,0 +1,173 @@
+"""Results of a sweep: a row a cell, with the whole setting and every metric, as parquet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from crisp.errors import CrispError, InvariantError
+from crisp.files import atomic
+from crisp.run import Run
+
+Scalar = str | int | float | bool | None
+Row = dict[str, Scalar]
+Sequences = dict[str, list[int]]  # sequence, tokens, bytes, ns: of each sequence of a run
+
+MARK = b"crisp.sweep"  # the key in a file's metadata
+_AT_ONCE = 4096  # rows
+_TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+SEQUENCES = pa.schema(
+    [("cell", pa.string()), *((name, pa.int64()) for name in ("sequence", "tokens", "bytes", "ns"))]
+)
+
+
+def key_of(setting: Mapping[str, Any]) -> str:
+    """A cell's name: the hash of all that decides its figures."""
+    return hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()
+
+
+def row_of(run: Run) -> Row:
+    """Settings under dotted names, metrics under their own; what is no number or text as JSON."""
+    row = flat(run.settings) | run.metrics
+    row["unavailable"] = json.dumps(run.unavailable, sort_keys=True)
+    return row | flat({"provenance": run.provenance})
+
+
+def flat(nested: Mapping[str, Any], before: str = "") -> Row:
+    """Nested tables as one, with dots between the names.
+
+    >>> flat({"policy": {"width": "full"}, "batch": 1, "layers": [0, 1]})
+    {'policy.width': 'full', 'batch': 1, 'layers': '[0, 1]'}
+    """
+    row: Row = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            row |= flat(value, f"{before}{name}.")
+        elif value is None or isinstance(value, str | int | float):
+            row[before + name] = value
+        else:
+            row[before + name] = json.dumps(value)
+    return row
+
+
+def sequences_of(run: Run, block_bytes: int) -> Sequences:
+    """What each sequence of a run took, in their order; of runs at batch 1 only."""
+    steps = run.steps
+    if steps is None:
+        raise InvariantError("a simulated run does not know its steps")
+    taken = np.diff(steps.end_ns, prepend=0), np.diff(steps.blocks, prepend=0) * block_bytes
+    ids, place = np.unique(steps.sequence, return_inverse=True)
+    tokens, ns, n_bytes = (
+        np.bincount(place, values).astype(np.int64).tolist() for values in (steps.rows, *taken)
+    )
+    return {"sequence": ids.tolist(), "tokens": tokens, "bytes": n_bytes, "ns": ns}
+
+
+def save(path: Path, rows: Callable[[], Iterable[Row]], about: Mapping[str, Any]) -> None:
+    """Write rows as a file; they are gone through twice, and never all in memory.
+
+    Columns stand in the order in which they appear, with the type that holds all their values.
+    about: of the sweep, for the file's metadata.
+    """
+    kinds: dict[str, type | None] = {}
+    for row in rows():
+        for name, value in row.items():
+            kinds[name] = _wider(kinds.get(name), value)
+    fields = [(name, _TYPES[kind or str]) for name, kind in kinds.items()]
+    schema = pa.schema(fields, {MARK: json.dumps(about, sort_keys=True).encode()})
+
+    def tables() -> Iterator[pa.Table]:
+        for some in _batches(rows()):
+            columns = {
+                name: [_as(row.get(name), kind or str) for row in some]
+                for name, kind in kinds.items()
+            }
+            yield pa.table(columns, schema)
+
+    _write(path, schema, tables())
+
+
+def save_sequences(path: Path, cells: Iterable[tuple[str, Sequences]]) -> None:
+    """Write what each sequence of each cell took."""
+
+    def tables() -> Iterator[pa.Table]:
+        for some in _batches(cells):
+            yield pa.table(
+                {
+                    "cell": [key for key, own in some for _ in own["sequence"]],
+                    **{
+                        name: [value for _, own in some for value in own[name]]
+                        for name in SEQUENCES.names[1:]
+                    },
+                },
+                SEQUENCES,
+            )
+
+    _write(path, SEQUENCES, tables())
+
+
+def load(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[Row]:
+    """The rows of a file that `save` wrote; CrispError if it is another one.
+
+    wanted: which columns.
+    """
+    try:
+        file = pq.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
+        raise CrispError(f"{path}: is not a parquet file") from error
+    with file:
+        if MARK not in (file.schema_arrow.metadata or {}):
+            raise CrispError(f"{path}: was not written by crisp sweep")
+        names = [name for name in file.schema_arrow.names if wanted(name)]
+        for batch in file.iter_batches(_AT_ONCE, columns=names):
+            yield from batch.to_pylist()
+
+
+def load_sequences(path: Path) -> dict[str, Sequences]:
+    """What each sequence of each cell took."""
+    cells: dict[str, Sequences] = {}
+    table = pq.read_table(path, schema=SEQUENCES)
+    for batch in table.to_batches(_AT_ONCE):
+        for row in batch.to_pylist():
+            own = cells.setdefault(row["cell"], {name: [] for name in SEQUENCES.names[1:]})
+            for name, values in own.items():
+                values.append(row[name])
+    return cells
+
+
+def _wider(kind: type | None, value: Scalar) -> type | None:
+    """The type that holds all so far and this value too."""
+    if value is None:
+        return kind
+    own = type(value)
+    if own is int and not -(1 << 63) <= int(value) < 1 << 63:
+        own = str
+    if kind is None or kind is own:
+        return own
+    return float if {kind, own} == {int, float} else str
+
+
+def _as(value: Scalar, kind: type) -> Scalar:
+    if value is None or type(value) is kind:
+        return value
+    return float(value) if kind is float else str(value)
+
+
+def _batches(items: Iterable[Any]) -> Iterator[list[Any]]:
+    rest = iter(items)
+    while some := list(islice(rest, _AT_ONCE)):
+        yield some
+
+
+def _write(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    with atomic(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        for table in tables:
+            writer.write_table(table)

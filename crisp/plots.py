@@ -66,12 +66,12 @@ class Label(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One policy of a throughput chart."""
+    """One policy of a throughput chart, or a bound."""
 
     name: str
     budgets: Sequence[float]  # shares of all routed experts, 0 to 1
     speeds: Sequence[float]  # tokens/s
-    dashed: bool = False
+    style: str = "-"  # as matplotlib spells it; ":" is a bound and has no marks
 
 
 def few_events(rows: Rows) -> Rows:
@@ -138,8 +138,9 @@ def throughput(
         for ax, (machine, lines) in zip(axes, panels.items(), strict=True):
             for line, (colour, marker) in zip(lines, _LINES, strict=False):
                 percents = [100 * share for share in line.budgets]
-                style = "--" if line.dashed else "-"
-                ax.plot(percents, line.speeds, style, color=colour, marker=marker, label=line.name)
+                bound = line.style == ":"
+                how = {"color": "black"} if bound else {"color": colour, "marker": marker}
+                ax.plot(percents, line.speeds, line.style, label=line.name, **how)
             ax.set_yscale("log")
             ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             ax.yaxis.set_minor_locator(NullLocator())

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from crisp.cli.cells import Cell
     from crisp.cli.setup import Setup
+    from crisp.plots import Line
     from crisp.policy import Policy
     from crisp.run import Run
     from crisp.timeline import Rows
@@ -187,19 +188,32 @@ def _draw_speeds(setup: Setup, of_machine: Sequence[Sequence[Run]], path: Path) 
                 name,
                 [float(run.settings["budget"]["share"]) for run in own],
                 [float(run.metrics["tokens_per_second"] or 0) for run in own],
-                dashed=name == "up",
+                "--" if name == "up" else "-",
             )
             for name in POLICIES
             if (own := [run for run in runs if run.settings["policy"]["name"] == name])
         ]
+        panels[machine].append(_bound(runs))
     throughput(
         path,
         panels,
         f"{setup.spec.n_layers} layers of {MODEL} in {BITS} bits, simulated; decoding, batch 1",
         f"Routing: {setup.name}, {setup.rows():,} rows; granularity "
         f"{setup.conditions.granularity}; budgets in whole experts. Quality is not simulated: up "
-        "(dashed) leaves out half of every expert,\ncrisp parts of rarer pairs.",
+        "(dashed) leaves out half of every expert,\ncrisp parts of rarer pairs. Dotted: what no "
+        "cache of full experts can be faster than, by Belady's loads or by computing alone.",
     )
+
+
+def _bound(runs: Sequence[Run]) -> Line:
+    """What no cache can be faster than at full widths, with or without prefetching."""
+    from crisp.plots import Line
+
+    own = [run for run in runs if run.settings["policy"]["name"] == "lru"]
+    names = ("belady_bound_ms_per_token", "compute_bound_ms_per_token")
+    least = [max(run.metrics[name] or 0 for name in names) for run in own]
+    shares = [float(run.settings["budget"]["share"]) for run in own]
+    return Line("bound", shares, [1e3 / ms for ms in least], ":")
 
 
 def _draw_token(setup: Setup, path: Path) -> None:

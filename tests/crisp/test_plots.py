@@ -92,7 +92,11 @@ def test_only_labels_that_are_drawn_are_explained() -> None:
 
 
 def test_throughput_draws_a_line_for_each_policy(tmp_path: Path) -> None:
-    lines = [Line("fo", [0.1, 0.5], [2, 2]), Line("up", [0.1, 0.5], [20, 200], dashed=True)]
+    lines = [
+        Line("fo", [0.1, 0.5], [2, 2]),
+        Line("up", [0.1, 0.5], [20, 200], "--"),
+        Line("bound", [0.1, 0.5], [300, 300], ":"),
+    ]
     throughput(tmp_path / "t.png", {"one": lines, "two": lines}, "title", "note")
     image = (tmp_path / "t.png").read_bytes()
     assert share_of("#555555", image) > 0.001

@@ -32,8 +32,9 @@ def write(root: Path, content: dict[str, Any]) -> None:
 def page(content: dict[str, Any]) -> str:
     """The text of the page."""
     models = content["models"]
-    parts = [_HEAD, _short(models), f"![Loss against bytes loaded]({PICTURE.name})".replace(
-        PICTURE.name, f"images/{PICTURE.name}")]  # fmt: skip
+    picture = f"![Loss against bytes loaded](images/{PICTURE.name})"
+    told = "The picture is of the text that numbers were chosen on, the tables are of the other."
+    parts = [_HEAD, _short(models), picture, told]
     parts += [_of_model(model) for model in models]
     return "\n\n".join([*parts, _failed(models)]) + "\n"
 
@@ -81,13 +82,13 @@ def _of_model(model: Row) -> str:
     return "\n\n".join(
         [
             head,
-            "What loads least of ours at no more than `crisp`'s loss, beside `crisp`:",
+            "What loads least of ours, chosen for no more than `crisp`'s loss, beside `crisp`:",
             _table(_AT_CRISP, [(at, _crisp(at), best(at["heldout"][_CRISP])) for at in budgets]),
-            f"What loads least of ours at no more than {100 * MARK:.1f} %, beside `lru`, which "
-            "loses nothing:",
+            f"What loads least of ours, chosen for no more than {100 * MARK:.1f} %, beside `lru`, "
+            "which loses nothing:",
             _table(_AT_MARK, [(at, _lru(at), best(at["heldout"][_MARK])) for at in budgets]),
-            "Bytes over those of `crisp`, of what each family has at no more than its loss; –: "
-            "nothing:",
+            "Bytes over those of `crisp` (and the loss), of what each family has for no more than "
+            "its loss; –: nothing:",
             _families(budgets),
         ]
     )

@@ -39,7 +39,10 @@ WIDTHS = (
     "full, uniform(.5), single, tiered(alpha=.6,beta=.9), skip(.5), skip-contribution(.5), "
     "drop(.25), contribution(.75), contribution-resident(.75), resident(.5) or solver(.02)."
 )
-POLICIES = "fo, lru, mo, up, crisp, em, drop, contribution or worth."
+POLICIES = (
+    "fo, lru, mo, up, crisp, em (EdgeMoE), drop (rare experts), contribution or worth (blocks that "
+    "are worth it)."
+)
 Width = Annotated[str | None, _choice(WIDTHS)]
 Order = Annotated[
     str | None,
@@ -69,7 +72,7 @@ Seed = Annotated[int, _choice("Of what is random.")]
 Limit = Annotated[int | None, _choice("Run the first rows only.")]
 Engine = Annotated[
     str,
-    _choice("simpy, or fast: compiled, the same figures; no timeline, no unified memory."),
+    _choice("simpy, or fast: compiled, the same figures; no timeline, unified memory or oracles."),
 ]
 Timeline = Annotated[str | None, file("Every interval, as parquet")]
 Perfetto = Annotated[str | None, file("The timeline, for ui.perfetto.dev")]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from textwrap import wrap
 from typing import Any
 
 from crisp.cli.tables import DASH, aligned, numbers
+from crisp.cli.words import rounded
 from crisp.model import ModelSpec
 from crisp.quality import Estimate, Quality
 from crisp.quality.statistics import LEVEL, RESAMPLES
@@ -197,7 +196,7 @@ def notes(rows: Sequence[Row], spec: ModelSpec) -> list[str]:
         lines.append(
             f"full: the model as it is{last.removeprefix(first).replace(', ', '; ')} for all others"
         )
-    lines += _rounded(rows, spec)
+    lines += rounded((row.quality.settings["policy"]["width"] for row in rows), spec)
     lines += _skipped(rows, spec)
     if rows[0].quality.settings["budget"]:
         lines.append(
@@ -215,23 +214,6 @@ def notes(rows: Sequence[Row], spec: ModelSpec) -> list[str]:
     if ahead:
         lines.append(f"{', '.join(dict.fromkeys(ahead))}: prefetch changes no widths")
     return [part for line in lines for part in wrap(line, _WIDTH, subsequent_indent=" " * 8)]
-
-
-def _rounded(rows: Sequence[Row], spec: ModelSpec) -> list[str]:
-    """Where a share of the neurons had to be rounded up to whole blocks."""
-    shares = {
-        Fraction(text)
-        for row in rows
-        for text in re.findall(
-            r"(?:share|warm|cold)=([0-9.]+)", row.quality.settings["policy"]["width"]
-        )
-    }
-    return [
-        f"{float(share):g} of an expert: {spec.width(share)} of {spec.n_blocks} blocks, "
-        f"{spec.neurons(0, spec.width(share)):,} of {spec.d_ff:,} neurons"
-        for share in sorted(shares)
-        if spec.neurons(0, spec.width(share)) != share * spec.d_ff
-    ]
 
 
 def _skipped(rows: Sequence[Row], spec: ModelSpec) -> list[str]:

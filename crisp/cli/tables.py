@@ -7,6 +7,8 @@ from math import floor, log10
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from crisp.cli.words import rounded
+
 if TYPE_CHECKING:
     from crisp.cli.setup import Setup
     from crisp.run import Run
@@ -118,6 +120,7 @@ def notes(setup: Setup, runs: Sequence[Run]) -> list[str]:
     lines += [f"{', '.join(heads)} {DASH}: {reason}" for reason, heads in missing.items()]
     if any(run.metrics["energy_j_per_token"] is not None for run in runs):
         lines += _joules(runs)
+    lines += rounded((policy["width"] for policy in policies), setup.spec)
     lines += [line for rule in _NOTES if (line := rule(setup, runs))]
     return [part for line in lines for part in wrap(line, _WIDTH, subsequent_indent=" " * 8)]
 

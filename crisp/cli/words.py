@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from fractions import Fraction
+
+from crisp.model import ModelSpec
+
 
 def counted(n: int, thing: str) -> str:
     """So many of a thing.
@@ -10,3 +16,28 @@ def counted(n: int, thing: str) -> str:
     ('1 row', '1,908 rows')
     """
     return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
+
+
+def rounded(widths: Iterable[str], spec: ModelSpec) -> list[str]:
+    """Where shares of the neurons, as widths are spelled in full, are rounded up to whole blocks.
+
+    And where a last block is shorter than it is stored.
+    """
+    shares = {
+        Fraction(text)
+        for width in widths
+        if width.startswith(("uniform", "tiered", "resident"))
+        for text in re.findall(r"(?:share|warm|cold|floor)=([0-9.]+)", width)
+    }
+    lines = [
+        f"{float(share):g} of an expert: {spec.width(share)} of {spec.n_blocks} blocks, "
+        f"{spec.neurons(0, spec.width(share)):,} of {spec.d_ff:,} neurons"
+        for share in sorted(shares)
+        if spec.neurons(0, spec.width(share)) != share * spec.d_ff
+    ]
+    stored = spec.n_blocks * spec.block
+    if lines and stored > spec.d_ff:
+        lines[-1] += (
+            f"; an expert is stored and loaded as {stored:,}, as its blocks are of one size"
+        )
+    return lines

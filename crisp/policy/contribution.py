@@ -8,6 +8,7 @@ the asked share of all that tokens are routed to, in the calibration text.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -66,12 +67,9 @@ class ByContribution:
         return None
 
 
-@dataclass(frozen=True, eq=False)
-class OnResident:
-    """Widths from thresholds, on top of what is resident."""
+class Grown:
+    """Widths that are `width_on` of what is resident and of what is wanted."""
 
-    contributions: Floats  # [layers, experts, blocks]
-    thresholds: Floats  # [layers]
     residency = True
 
     def widths(
@@ -81,9 +79,12 @@ class OnResident:
         weights: npt.NDArray[np.float16] | None,
         resident: Sequence[int] | None,
     ) -> Widths:
-        """All that is resident, and further blocks while they are worth loading."""
-        return grown(experts, resident, self.wanted(layer, experts, weights))
+        """All that is resident, and further blocks while they are wanted."""
+        assert resident is not None
+        rows = zip(experts.tolist(), self.wanted(layer, experts, weights).tolist(), strict=True)
+        return np.array([row_on(ids, resident, own) for ids, own in rows], np.int16)
 
+    @abstractmethod
     def wanted(
         self,
         layer: int,
@@ -91,12 +92,28 @@ class OnResident:
         weights: npt.NDArray[np.float16] | None,
     ) -> Bits:
         """Blocks worth loading, as bits: [rows, k]."""
-        worth = _worth(self.contributions[layer], self.thresholds[layer], experts, weights)
-        return as_bits(worth)
 
     def table(self) -> Widths | None:
-        """None: the router's weight and residency matter."""
+        """None: residency matters."""
         return None
+
+
+@dataclass(frozen=True, eq=False)
+class OnResident(Grown):
+    """Widths from thresholds, on top of what is resident."""
+
+    contributions: Floats  # [layers, experts, blocks]
+    thresholds: Floats  # [layers]
+
+    def wanted(
+        self,
+        layer: int,
+        experts: npt.NDArray[np.int16],
+        weights: npt.NDArray[np.float16] | None,
+    ) -> Bits:
+        """Blocks whose weight x contribution reaches the threshold."""
+        worth = _worth(self.contributions[layer], self.thresholds[layer], experts, weights)
+        return as_bits(worth)
 
 
 @dataclass(frozen=True)
@@ -182,13 +199,6 @@ def thresholds(profile: Profile, sizes: Floats, share: Fraction) -> Floats:
             place = int(np.searchsorted(upto, -(-least.numerator // least.denominator)))
             found[layer] = worth.ravel()[falling[place]]
     return found
-
-
-def grown(experts: npt.NDArray[np.int16], resident: Sequence[int] | None, wanted: Bits) -> Widths:
-    """`width_on` of every (token, expert): [rows, k]; 0 where an expert is absent."""
-    assert resident is not None
-    rows = zip(experts.tolist(), wanted.tolist(), strict=True)
-    return np.array([row_on(ids, resident, own) for ids, own in rows], np.int16)
 
 
 def row_on(experts: Sequence[int], resident: Sequence[int], wanted: Sequence[int]) -> list[int]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.model import ModelSpec
-from crisp.policy.contribution import Bits, Floats, check_blocks, contributions, grown
+from crisp.policy.contribution import Bits, Floats, Grown, check_blocks, contributions
 from crisp.policy.width import (
     Widths,
     WidthTable,
@@ -119,24 +119,13 @@ class Drop:
 
 
 @dataclass(frozen=True, eq=False)
-class AtHand:
+class AtHand(Grown):
     """The anchor in full; others at what is resident, but no less than a floor."""
 
     floor: int  # blocks
     blocks: int  # of an expert
     counts: npt.NDArray[np.int64]  # [layers, experts]: finds anchors in unordered traces
     ordered: bool
-    residency = True
-
-    def widths(
-        self,
-        layer: int,
-        experts: npt.NDArray[np.int16],
-        weights: npt.NDArray[np.float16] | None,
-        resident: Sequence[int] | None,
-    ) -> Widths:
-        """All that is resident, and the rest of what is wanted."""
-        return grown(experts, resident, self.wanted(layer, experts, weights))
 
     def wanted(
         self,
@@ -144,16 +133,12 @@ class AtHand:
         experts: npt.NDArray[np.int16],
         weights: npt.NDArray[np.float16] | None,
     ) -> Bits:
-        """Blocks worth loading, as bits: [rows, k]."""
+        """The anchor's blocks, and those of the others below the floor."""
         ids = experts.astype(np.int64)
         first = anchors(ids, self.counts[layer], self.ordered)[:, None]
         least = np.where(ids == first, self.blocks, self.floor)
         bits = [[(1 << blocks) - 1 for blocks in row] for row in least.tolist()]
         return np.array(bits, np.uint64).reshape(ids.shape)
-
-    def table(self) -> Widths | None:
-        """None: residency matters."""
-        return None
 
 
 @dataclass(frozen=True)

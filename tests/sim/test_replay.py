@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,7 +15,7 @@ from crisp.errors import CrispError
 from crisp.fitting import fit
 from crisp.model import ModelSpec
 from crisp.policy import Budget, Cache, Order, Prefetch, named
-from crisp.policy.contribution import grown
+from crisp.policy.contribution import Grown
 from crisp.policy.skipping import Resident
 from crisp.profile import Profile
 from crisp.timeline import Recorder, StepLog, Steps, Totals
@@ -38,20 +38,11 @@ TOTALS = [field.name for field in fields(Totals)]
 COUNTS = ("done", "event", "tasks", "hits", "partial_hits", "blocks_loaded")
 
 
-@dataclass(frozen=True)
-class GivenBlocks:
+class GivenBlocks(Grown):
     """Blocks worth loading, as bits, that stand in the trace's weights."""
-
-    residency = True
-
-    def widths(self, layer: int, experts: Any, weights: Any, resident: Any) -> Any:
-        return grown(experts, resident, self.wanted(layer, experts, weights))
 
     def wanted(self, layer: int, experts: Any, weights: Any) -> Any:
         return weights.astype(np.uint64)
-
-    def table(self) -> None:
-        return None
 
 
 def told(scheduler: Any, sums: Totals, log: StepLog, **more: Any) -> dict[str, Any]:

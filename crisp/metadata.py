@@ -192,7 +192,11 @@ def _checked(path: Path | str, spec: ModelSpec, tensors: Mapping[str, npt.NDArra
         if name in ("increase", "width_losses"):
             if np.isinf(tensor).any():
                 raise CrispError(f"{path}: {name}: an infinite value")
+            if name == "width_losses" and np.isnan(tensor).all():
+                raise CrispError(f"{path}: {name}: no loss is known")
         elif not np.isfinite(tensor).all() or (tensor < 0).any():
             raise CrispError(f"{path}: {name}: a value that is negative or no number")
+    if tensors["expert_counts"].max(initial=0) >= 1 << 40:
+        raise CrispError(f"{path}: expert_counts: more tokens than anybody could have read")
     if np.tril(tensors["pair_counts"]).any():
         raise CrispError(f"{path}: pair_counts: a combination (i, j) with i >= j")

@@ -131,9 +131,10 @@ def _each_policy(runs: Sequence[Run]) -> list[Run]:
 
 def held(asked: str, setup: Setup, policy: dict[str, Any]) -> tuple[int, int, int]:
     """(whole units that a budget holds, all of them, parts of the cache that hold none)."""
-    from crisp.policy import Budget, Cache
+    from crisp.policy import Budget
+    from crisp.policy.named import read_cache
 
-    spec, cache = setup.spec, Cache(policy["cache"], policy["scope"], policy["unit"])
+    spec, cache = setup.spec, read_cache(policy["cache"], policy["scope"], policy["unit"], 0)
     parts = Budget.parse(asked).capacity(spec, cache)
     per_unit = spec.n_blocks if cache.unit == "expert" else 1
     return sum(parts) // per_unit, spec.n_routed * spec.n_blocks // per_unit, parts.count(0)

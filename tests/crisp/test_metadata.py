@@ -153,6 +153,7 @@ def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
         ({"expert_counts": np.zeros((32, 8), np.int32)}, "expert_counts is int32"),
         ({"curves": np.full((32, 8, POINTS), np.nan, np.float32)}, "curves: a value"),
         ({"increase": np.full((32, 8, 8), np.inf, np.float32)}, "increase: an infinite"),
+        ({"expert_counts": np.full((32, 8), 1 << 62)}, "expert_counts: more tokens than"),
         ({"pair_counts": np.ones((32, 8, 8), np.int32)}, r"a combination \(i, j\) with i >= j"),
         ({"tiers": np.zeros((32, 8, 8), np.uint8)}, "tiers do not follow"),
     ],

@@ -17,6 +17,7 @@ from crisp.errors import CrispError
 from crisp.measured_cost import Curve, Geometry, Grid, Tables
 from crisp.measured_profile import SECTIONS, to_toml
 from crisp.model import ModelSpec
+from crisp.policy.cache import CACHES
 from crisp.run import load
 from crisp.trace import RoutingTrace
 from sim.hardware import profile
@@ -92,6 +93,18 @@ def test_budgets_are_said_in_whole_units(
 ) -> None:
     line_up = ("--policy", "fo,lru", "--budget", "10%,30%", "--block", "32")
     assert line in told(crisp("simulate", trace, *line_up, *options))
+
+
+@pytest.mark.parametrize("cache", [*CACHES, "random(5)"])
+def test_every_cache_can_be_asked_for(crisp: Callable, trace: Path, cache: str) -> None:
+    unit = "block" if cache.startswith("suffix") else "expert"
+    done = crisp(
+        "simulate", trace, "--limit", 3, "--policy", "lru", "--cache", cache, "--unit", unit,
+        "--budget", "50%",
+    )  # fmt: skip
+    assert (done.code, done.err) == (0, "")
+    told = "no cache" if cache == "none" else f"cache {'random(0)' if cache == 'random' else cache}"
+    assert told in done.out
 
 
 def test_an_oracle_is_labelled(crisp: Callable, trace: Path) -> None:

@@ -53,6 +53,12 @@ def test_no_cache_loads_less_than_belady_and_libcachesim_agrees(content: figures
     assert compared == len(set(runs.values("trace"))) * 5 * 4
 
 
+def test_where_suffixes_and_the_forced_oracle_are_worse_is_named(content: figures.Record) -> None:
+    text = " ".join(render(content).split())
+    assert "their own plain rule (`suffix-lru` at 20%, by 0.031 %)" in text
+    assert "on gpt-oss-20b at 10% (63.4, not 60.8), tiny-mixtral at 10%" in text
+
+
 def test_it_is_written_whole(content: figures.Record, tmp_path: Path) -> None:
     write(tmp_path, content)
     assert (tmp_path / PICTURE).stat().st_size > 10_000

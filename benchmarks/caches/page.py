@@ -108,13 +108,29 @@ def _ranges(runs: Runs) -> str:
             for cache in [*_online(own), FORCED]:
                 event, access = replayed(own, budget, cache)
                 found[cache == FORCED].append(event / access)
+    worse = _worse(runs)
     blind, forced = (f"{min(own):.2f} to {max(own):.2f}" for own in (found[False], found[True]))
     return (
         f"For caches that evict without knowing the future × is {blind}: mostly below 1, as the\n"
         f"contract does not evict what the token still uses. For `{FORCED}` it is {forced}:\n"
         "what a whole event protects takes room that foresight would use better. So a study by "
-        "access misjudges a\ndevice, either way."
+        f"access misjudges a\ndevice, either way. {worse}"
     )
+
+
+def _worse(runs: Runs) -> str:
+    """Where the oracle that must admit loads more by event than one that knows no future."""
+    found = []
+    for model in models(runs):
+        for budget in runs.values("budget"):
+            own = runs.of_model(model).of(budget=budget, by_access=False)
+            least = min(own.of(cache=cache).loads for cache in _online(own))
+            if (oracle := own.of(cache=FORCED).loads) > least:
+                found.append(f"{model} at {budget} ({number(oracle)}, not {number(least)})")
+    if not found:
+        return ""
+    listed = ",\n".join(found)
+    return f"By event\n`{FORCED}` loads more than the best of them on\n{listed}."
 
 
 def _online(runs: Runs) -> list[str]:
@@ -175,17 +191,18 @@ def _global(runs: Runs) -> str:
 
 
 def _suffixes(runs: Runs) -> str:
-    pairs = [
-        (
-            runs.of(budget=budget, cache=f"suffix-{cache}").loads,
-            runs.of(budget=budget, cache=cache).loads,
+    places = [(budget, cache) for budget in runs.values("budget") for cache in ("lru", "lfu")]
+    less = []
+    for budget, cache in places:
+        suffix, plain = (
+            runs.of(budget=budget, cache=name).loads for name in (f"suffix-{cache}", cache)
         )
-        for budget in runs.values("budget")
-        for cache in ("lru", "lfu")
-    ]
-    less = sum(suffix < plain for suffix, plain in pairs)
+        if suffix < plain:
+            less.append(f"`suffix-{cache}` at {budget}, by {100 * (1 - suffix / plain):.2g} %")
+    named = f" ({'; '.join(less)})" if less else ""
     return _plain(runs, "belady-blocks") + (
-        f"\n\nIn {less} of {len(pairs)} places suffixes first load less than `lru` and `lfu`."
+        f"\n\nIn {len(less)} of {len(places)} places suffixes first load less than their own plain "
+        f"rule{named}."
     )
 
 

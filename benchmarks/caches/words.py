@@ -9,8 +9,11 @@ One thing varied at a time. One command makes this page, its picture and [caches
     python benchmarks/caches --data DIR     (make caches)
 
 `DIR/traces` holds gpt-oss-20b's routing (answers to MMLU and GPQA, top-4 of 32 experts in 24
-layers), of which 8,000 tokens are run; the other traces come with the project. It takes some three
-minutes on two cores. Decode, one sequence at a time unless said
+layers), of which 8,000 tokens are run. It is a subset, of 94 answers, of
+AmanPriyanshu/GPT-OSS-MoE-ExpertFingerprinting on Hugging Face (Apache-2.0) and is not distributed
+with the project: the command imports it as the long table that it is, as
+`crisp trace import TABLE --model gpt-oss-20b --out FILE` does. The other traces come with the
+project. It takes some three minutes on two cores. Decode, one sequence at a time unless said
 otherwise. The first half of each trace counts the profile that `static`, `tier-aware`, `frequent`
 and the widths of `crisp` go by; the rest is run. Loads are in experts a token: blocks over those of
 an expert. Traces of several texts of one model are added up. What each rule does is said in
@@ -26,7 +29,9 @@ all have run; what finds no room is used and not kept. *By access* is what tools
 each expert alone, in the order of the router's weights, always admitted; for the next expert of a
 token one may be evicted that the same token has just used, or is about to. × is the first over the
 second: what a device loads over what a study by access says. `belady` knows the future and may
-decline to admit; `belady-forced` must admit whatever is asked for.
+decline to admit; `belady-forced` must admit whatever is asked for. By access that is the least that
+a cache which always admits can load. By event it bounds nothing: it keeps the whole event before
+all else, and where that fills a layer, foresight has no say.
 """
 
 GLOBAL = """\

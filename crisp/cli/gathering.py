@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -16,7 +17,17 @@ from crisp.policy import Budget, named
 from crisp.policy.width import Tiered
 from crisp.profile import Profile, tiers
 from crisp.reproduce.arithmetic import Costs
-from crisp.reproduce.evidence import BITS, GPU, MODEL, Evidence, Wanted, lengths, wanted
+from crisp.reproduce.evidence import (
+    BITS,
+    GPU,
+    MODEL,
+    OTHER,
+    Evidence,
+    Wanted,
+    bounds,
+    lengths,
+    wanted,
+)
 from crisp.reproduce.routing import GENERATED, LENGTHS, drawn, prompted
 from crisp.run import Run
 from crisp.trace import DECODE, RoutingTrace
@@ -30,6 +41,7 @@ from sim.simulate import simulate
 
 Progress = Callable[[int, int], None]
 _DRAWN = "drawn from statistics of a real Mixtral-8x7B"
+_SKEWED = f"{_DRAWN}, pairs as unequal as in the paper's Figure 3"
 
 
 def gather(trace: str | None, progress: Progress = lambda done, total: None) -> Evidence:
@@ -40,28 +52,52 @@ def gather(trace: str | None, progress: Progress = lambda done, total: None) -> 
     Raises CrispError for a trace of another shape than Mixtral's, or too short.
     """
     whole = drawn() if trace is None else RoutingTrace.load(resolve(trace))
-    spec, profile, simulated = divided(whole)
+    _, _, simulated = divided(whole)
     if len(lengths(simulated.rows)) < 2:
         least = 2 * (LENGTHS[1] + GENERATED)
         raise CrispError(f"--trace {trace}: {whole.rows:,} rows, expected {least:,} at least")
-    machines: dict[str, HardwareProfile] = {}
-    runs = wanted(simulated.rows)
+    own, bounding = wanted(simulated.rows), bounds()
+    every, before = len(own) + 2 * len(bounding), 0
+    found = []
+    for made, routing, runs in (
+        (_made(trace, whole), whole, own),
+        (_SKEWED, drawn(skewed=True), bounding),
+        (OTHER, RoutingTrace.load(resolve(OTHER)), bounding),
+    ):
+        found.append(
+            _gathered(trace, made, routing, runs, partial(_after, progress, before, every))
+        )
+        before += len(runs)
+    return replace(found[0], skewed=found[1], other=found[2])
+
+
+def _after(progress: Progress, before: int, every: int, done: int) -> None:
+    progress(before + done, every)
+
+
+def _gathered(
+    given: str | None,
+    made: str,
+    whole: RoutingTrace,
+    runs: Sequence[Wanted],
+    progress: Callable[[int], None],
+) -> Evidence:
+    """All runs on one routing; made: where it comes from, in words."""
+    spec, profile, simulated = divided(whole)
     found = {}
     for done, run in enumerate(runs):
-        progress(done, len(runs))
-        if run.machine not in machines:
-            machines[run.machine] = hardware_profile(run.machine)
-        found[run] = _run(run, simulated, spec, profile, machines[run.machine]).metrics
-    progress(len(runs), len(runs))
+        progress(done)
+        found[run] = _run(run, simulated, spec, profile, hardware_profile(run.machine)).metrics
+    progress(len(runs))
     return Evidence(
-        given=trace,
-        made=_made(trace, whole),
+        given=given,
+        made=made,
         ahead="the previous token's experts" if whole.guess is None else "what the router guesses",
         described=_described(whole),
         pairs=_pairs(whole),
         rows=simulated.rows,
         runs=found,
-        gpu=_costs(machines[GPU], spec),
+        gpu=_costs(hardware_profile(GPU), spec),
         expert_bytes=spec.expert_bytes,
     )
 
@@ -91,6 +127,7 @@ def _run(
         order=run.order,
         cache=run.cache,
         scope=run.scope,
+        unit=run.unit,
         has_guess=trace.guess is not None,
     )
     case = Case(trace, spec, policy, Budget.parse(f"{run.budget}%"), profile, conditions)

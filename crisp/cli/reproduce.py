@@ -29,6 +29,10 @@ def reproduce(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write the page here, and the figures drawn anew."),
     ] = None,
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="Print every claim in full, as the page has it."),
+    ] = False,
 ) -> None:
     """Go through the claims of the CRISP paper: what it prints, what we find, a verdict."""
     from crisp.cli.gathering import gather
@@ -39,11 +43,15 @@ def reproduce(
     files = [PAGE, *(f"{IMAGES}/{name}.png" for name in PICTURES)]
     if out is not None:
         _check(out, files, trace)
-    with progress_of("claims") as update:
+    with progress_of("runs") as update:
         evidence = gather(trace, update)
     found = findings(evidence)
-    print("\n".join(_lines(evidence, found)))
-    if out is not None:
+    print("\n".join(_lines(evidence, found, details)))
+    if out is None:
+        print(
+            f"\nevery claim in full: --details; the page and {len(PICTURES)} pictures: --out FOLDER"
+        )
+    else:
         with progress_of("pictures") as update:
             write(out, evidence, found, update)
         print(f"\nwrote {out / PAGE} and {len(PICTURES)} pictures in {out / IMAGES}")
@@ -65,7 +73,7 @@ def _check(out: Path, files: Sequence[str], trace: str | None) -> None:
         check_outputs({"--out": out / file}, inputs)
 
 
-def _lines(evidence: Evidence, found: Sequence[Finding]) -> list[str]:
+def _lines(evidence: Evidence, found: Sequence[Finding], details: bool) -> list[str]:
     from crisp.reproduce.words import decided, tally
 
     lines = [
@@ -75,11 +83,36 @@ def _lines(evidence: Evidence, found: Sequence[Finding]) -> list[str]:
                   f"{evidence.layers} layers are run"),
         "times     of Mixtral-8x7B's 32 layers, by the paper's Table 1 unless it says otherwise",
     ]  # fmt: skip
-    for finding in found:
-        lines += ["", *_claim(finding)]
     lines += ["", f"{len(found)} claims, {decided(found)} of them decided here:"]
     lines += [f"{count:6}  {verdict}" for verdict, count in tally(found).items()]
-    return lines
+    if details:
+        return [*lines, *(line for finding in found for line in ("", *_claim(finding)))]
+    return [
+        *lines,
+        "",
+        *_table(found),
+        "",
+        "a claim of several parts has the gravest verdict of them",
+    ]
+
+
+def _table(found: Sequence[Finding]) -> list[str]:
+    """A line for each claim."""
+    from crisp.cli.tables import aligned
+    from crisp.reproduce.words import column, known, printed_figure
+
+    columns: list[list[str]] = [[], [], [], []]
+    for finding in found:
+        ours = [column(part, "ours") for part in finding.parts.values()]
+        cells = (
+            finding.claim.id,
+            finding.verdict,
+            "/".join(printed_figure(finding, part) for part in finding.parts),
+            "/".join(ours) if "ours" in known(finding) else "",
+        )
+        for own, cell in zip(columns, cells, strict=True):
+            own.append(cell)
+    return aligned(["claim", "verdict", "paper", "ours"], columns, text=4)
 
 
 def _claim(finding: Finding) -> list[str]:

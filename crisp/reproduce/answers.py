@@ -34,7 +34,7 @@ ANSWERS: Mapping[str, Callable[[Evidence], Answer]] = {
     "F10.30": on_speed.throughput("F10.30", 30),
     "F10.50": on_speed.speed_up("F10.50", 50),
     "F10.most": on_speed.speed_up("F10.most", 10),
-    "F11.4090": on_speed.throughput("F11.4090", 10),
+    "F11.4090": on_speed.on_gpu,
     "F11.4090.energy": on_machines.energy("F11.4090.energy", GPU),
     "F11.orin": on_machines.orin,
     "F11.orin.energy": on_machines.energy("F11.orin.energy", ORIN),

@@ -22,6 +22,7 @@ from crisp.reproduce.claims import claims, printed
 from crisp.reproduce.evidence import (
     BITS,
     BUDGETS,
+    GPU,
     STRATEGIES,
     TABLE1,
     Evidence,
@@ -31,7 +32,7 @@ from crisp.reproduce.evidence import (
 from crisp.reproduce.measured import host, quality, routing
 from crisp.reproduce.on_paper import volume_found
 from crisp.reproduce.on_speed import advantage
-from crisp.reproduce.small import worst_move
+from crisp.reproduce.small import WEIGHTED, percent, worst_move
 from crisp.reproduce.words import figure
 
 _SAME_BYTES = "At the same bytes, tiered widths lose less than uniform ones"
@@ -39,7 +40,13 @@ _SAME_BYTES = "At the same bytes, tiered widths lose less than uniform ones"
 
 def facts(evidence: Evidence) -> dict[str, str]:
     """By the names that ``page.md`` calls them."""
-    return {**_times(evidence), **_routing(evidence), **_speed(evidence), **_rest(evidence)}
+    return {
+        **_times(evidence),
+        **_routing(evidence),
+        **_speed(evidence),
+        **_bounds(evidence),
+        **_rest(),
+    }
 
 
 def _times(evidence: Evidence) -> dict[str, str]:
@@ -82,6 +89,7 @@ def _routing(evidence: Evidence) -> dict[str, str]:
         "source": known["source"],
         "rows": f"{evidence.rows:,}",
         "mo": evidence.ahead,
+        "mo.alike": _alike(evidence),
         "top.least": figure(100 * least),
         "top.most": figure(100 * most),
         **{
@@ -89,6 +97,16 @@ def _routing(evidence: Evidence) -> dict[str, str]:
             for name, part in (("half", "all 50 %"), ("single", "single"), ("tiered", "tiered"))
         },
     }
+
+
+def _alike(evidence: Evidence) -> str:
+    budgets = [f"{budget}" for budget in BUDGETS if evidence.mo_is_lru(budget)]
+    if not budgets:
+        return ""
+    return (
+        ", which are resident already wherever a layer has room for two: at "
+        f"{', '.join(budgets)} % MO fetches nothing ahead and is plain LRU"
+    )
 
 
 def _run(evidence: Evidence) -> str:
@@ -123,6 +141,7 @@ def _speed(evidence: Evidence) -> dict[str, str]:
         "most.mo.10": 1000 / evidence.fewest_ms("mo", 10),
         "most.mo.30": 1000 / evidence.fewest_ms("mo", 30),
         "up.10": evidence.loads(speeds(TABLE1, "up", 10)),
+        "bar.4090": evidence.speed(speeds(GPU, "crisp", 10)),
         "joules.by_speed": 100 * (1 - printed("F10.10", "FO") / printed("F10.10", "CRISP")),
     }
     known = lengths(evidence.rows)
@@ -136,11 +155,33 @@ def _speed(evidence: Evidence) -> dict[str, str]:
     }
 
 
-def _rest(evidence: Evidence) -> dict[str, str]:
+def _bounds(evidence: Evidence) -> dict[str, str]:
+    """What routing does to a bound."""
+    skewed, other = evidence.skewed, evidence.other
+    assert skewed is not None and other is not None
+    values = {
+        f"bound.{name}": 1000 / routing.fewest_ms_here("crisp", 30)
+        for name, routing in (("here", evidence), ("skewed", skewed), ("other", other))
+    }
+    values["bound.other.10"] = 1000 / other.fewest_ms_here("crisp", 10)
+    shares = {
+        "overlap.here": evidence.described.mean("overlap"),
+        "overlap.skewed": skewed.described.mean("overlap"),
+        "overlap.other": other.described.mean("overlap"),
+        "skewed.top": skewed.described.mean("top"),
+        "skewed.bottom": skewed.described.mean("bottom"),
+        "bound.top": other.described.mean("top"),
+    }
+    values |= {name: 100 * share for name, share in shares.items() if share is not None}
+    return {"bound.trace": other.made, **{name: figure(value) for name, value in values.items()}}
+
+
+def _rest() -> dict[str, str]:
     kept = sum(
         share * printed("F15.retention", tier)
         for tier, share in (("Hot", HOT), ("Warm", WARM), ("Cold", COLD))
     )
+    policies = quality()["tiny-mixtral"]["policies"]
     streams = claims()["T3.mixtral"].values["streams"]
     return {
         "weighted": figure(kept),
@@ -148,6 +189,10 @@ def _rest(evidence: Evidence) -> dict[str, str]:
         "small.uniform": "; ".join(
             f"{name}: {model['claims'][_SAME_BYTES][0]}" for name, model in quality().items()
         ),
+        **{
+            f"tiered.{name}": percent(policies[row]["increase"][0])
+            for name, row in (("measured", "tiered"), ("weighted", WEIGHTED))
+        },
         "host": host()["machine"],
         "host.mixtral": ", ".join(figure(us) for us in host()["us_a_token"]["mixtral-8x7b"]),
         "per_load": figure(streams / (LAYERS * TOP_K)),

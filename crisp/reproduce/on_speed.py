@@ -7,6 +7,8 @@ from collections.abc import Callable
 from crisp.reproduce.arithmetic import MOST_OVERLAP, all_resident, figure5, most_hidden, table1
 from crisp.reproduce.claims import claims
 from crisp.reproduce.evidence import (
+    BUDGETS,
+    GPU,
     ORDER_BUDGET,
     ORDERS,
     POLICIES,
@@ -19,11 +21,12 @@ from crisp.reproduce.evidence import (
 )
 from crisp.reproduce.on_paper import Answer, one
 from crisp.reproduce.verdict import Found
+from crisp.reproduce.words import figure
 
 _OURS = "ours: Table 1's times, LRU in each layer"
 _BOUND = (
     "the bound: all computing, or the fewest bytes of any cache for these widths, by Table 1 or "
-    "Figure 5, the kinder"
+    "Figure 5, on this routing or one as unequal as Figure 3, the kinder"
 )
 
 
@@ -50,9 +53,21 @@ def throughput(claim: str, budget: int) -> Callable[[Evidence], Answer]:
             name = POLICIES[part]
             most = None if part == "FO" else 1000 / evidence.fewest_ms(name, budget)
             parts[part] = Found(ours=evidence.speed(speeds(TABLE1, name, budget)), most=most)
-        return parts, f"{_OURS}; {_BOUND}"
+        how = f"{_OURS}; {_BOUND}"
+        return parts, how + (_plain_mo(evidence, budget) if "MO" in parts else "")
 
     return answer
+
+
+def on_gpu(evidence: Evidence) -> Answer:
+    """Figure 11: the speed of Figure 10 again; the profile's, which the picture draws, beside."""
+    parts, how = throughput("F11.4090", BUDGETS[0])(evidence)
+    bar = evidence.speed(speeds(GPU, POLICIES["CRISP"], BUDGETS[0]))
+    return parts, (
+        f"{how}; the bar in the picture, {figure(bar)} tokens/s, is by the data sheets of the "
+        f"profile {GPU}, which loads an expert in {figure(evidence.gpu.load)} ms and not in "
+        f"{figure(table1().load)}"
+    )
 
 
 def speed_up(claim: str, budget: int) -> Callable[[Evidence], Answer]:
@@ -60,15 +75,22 @@ def speed_up(claim: str, budget: int) -> Callable[[Evidence], Answer]:
 
     def answer(evidence: Evidence) -> Answer:
         own = evidence.ms(speeds(TABLE1, POLICIES["CRISP"], budget))
-        least = evidence.fewest_ms(POLICIES["CRISP"], budget)
         parts = {}
         for part in claims()[claim].values:
             name = POLICIES[part.removeprefix("over ")]
             other = evidence.ms(speeds(TABLE1, name, budget))
-            parts[part] = Found(ours=other / own, most=other / least)
-        return parts, f"{_OURS}; {_BOUND}, over the other as simulated"
+            most = evidence.most_speed_up(POLICIES["CRISP"], name, budget)
+            parts[part] = Found(ours=other / own, most=most)
+        how = f"{_OURS}; {_BOUND}, over the other as simulated"
+        return parts, how + (_plain_mo(evidence, budget) if "over MO" in parts else "")
 
     return answer
+
+
+def _plain_mo(evidence: Evidence, budget: int) -> str:
+    if not evidence.mo_is_lru(budget):
+        return ""
+    return f"; MO is plain LRU here: all that it would prefetch ({evidence.ahead}) is resident"
 
 
 def orders(evidence: Evidence) -> Answer:

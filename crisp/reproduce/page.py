@@ -41,6 +41,7 @@ PICTURES: Mapping[str, Callable[[Path, Evidence], None]] = {
     "figure17": pictures.prompts,
 }
 _WIDTH = 100
+_LINK = re.compile(r"\[([a-z-]+\.md)\]\(\1\)")  # another page, called by its name
 _SLOT = re.compile(r"\{\{([^{}]+)\}\}")
 
 
@@ -51,11 +52,17 @@ def write(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Write page and pictures below ``out``, whose folders exist."""
+    text = _reachable(render(evidence, findings), out)
     with atomic(out / PAGE) as temporary:
-        temporary.write_text(render(evidence, findings), encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
     for done, (name, draw) in enumerate(PICTURES.items()):
         progress(done, len(PICTURES))
         draw(out / IMAGES / f"{name}.png", evidence)
+
+
+def _reachable(text: str, out: Path) -> str:
+    """The page with links to those pages only that lie beside it: outside a checkout, to none."""
+    return _LINK.sub(lambda link: link[0] if (out / link[1]).is_file() else link[1], text)
 
 
 def render(evidence: Evidence, findings: Sequence[Finding]) -> str:

@@ -10,6 +10,7 @@ from crisp.reproduce.measured import quality
 
 Model = Mapping[str, Any]
 _GROWTH = "growth of perplexity"
+WEIGHTED = "tiered, roles by router weight"  # not measured pair by pair
 _TIERS = {"Hot": "hot", "Warm": "warm", "Cold": "cold"}
 _CLASSES = {"F1.hot": "top 10 %", "F1.medium": "10 to 50 %", "F1.cold": "bottom 50 %"}
 
@@ -57,7 +58,8 @@ def percent(share: float) -> str:
 
 def _rows(section: str, labels: Sequence[str]) -> Callable[[Model], str]:
     return lambda model: " / ".join(
-        percent(model[section][label]["increase"][0]) for label in labels
+        percent(model[section][label]["increase"][0]) if label in model[section] else "–"
+        for label in labels
     )
 
 
@@ -92,7 +94,8 @@ _FIGURES: dict[str, tuple[str, Callable[[Model], str]]] = {
         for role in ("dominant", "auxiliary")
     },
     "F7.crisp": (
-        f"{_GROWTH}, tiered / uniform 50 %", _rows("policies", ("tiered", "uniform 50 %")),
+        f"{_GROWTH}, tiered / uniform 50 % / tiered with roles by the router's weight",
+        _rows("policies", ("tiered", "uniform 50 %", WEIGHTED)),
     ),
     "F12.mixtral": (
         f"{_GROWTH}, in this order",

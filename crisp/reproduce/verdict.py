@@ -1,8 +1,9 @@
 """Verdicts: what is found, held against what is printed, by rule.
 
 In this order: a figure that contradicts another of the paper's, or that no machine with the paper's
-own costs could reach, does not follow. Else a machine or a model that is not there is needed, where
-the claim is about one. Else what is found agrees with it, or differs.
+own costs could reach on either routing that bounds are taken over, does not follow. Else a machine
+or a model that is not there is needed, where the claim is about one. Else what is found agrees with
+it, or differs.
 """
 
 from __future__ import annotations

@@ -14,9 +14,18 @@ from crisp.errors import CrispError, InvariantError
 from crisp.reproduce import page
 from crisp.reproduce.answers import findings
 from crisp.reproduce.claims import claims
-from crisp.reproduce.evidence import BUDGETS, GPU, ORIN, TABLE1, Evidence, ordered, speeds
+from crisp.reproduce.evidence import (
+    BUDGETS,
+    GPU,
+    ORIN,
+    TABLE1,
+    Evidence,
+    bounding,
+    ordered,
+    speeds,
+)
 from crisp.reproduce.routing import ROWS, SEED, SEQUENCES, drawn
-from crisp.reproduce.verdict import VERDICTS
+from crisp.reproduce.verdict import DIFFERS, VERDICTS
 from crisp.trace.chains import read_chains
 from crisp.trace.synth import synthesize
 from sim.hardware import profile
@@ -79,6 +88,36 @@ def test_what_the_text_argues_is_so(evidence: Evidence) -> None:
     assert 1 / evidence.speed(speeds(TABLE1, "fo", 10)) == pytest.approx(32 * 0.0144)
 
 
+def test_bounds_are_of_the_kinder_routing_and_by_single_blocks(evidence: Evidence) -> None:
+    assert evidence.skewed is not None and evidence.other is not None
+    run = bounding("crisp", 10)
+    assert (run.scope, run.unit) == ("global", "block")  # 204 of 2,048 blocks, not 25 experts
+    own = [routing.fewest_ms_here("crisp", 30) for routing in (evidence, evidence.skewed)]
+    assert evidence.fewest_ms("crisp", 30) == min(own)
+    assert evidence.skewed.described.mean("top") == pytest.approx(0.6, abs=0.01)
+    by_id = {finding.claim.id: finding for finding in findings(evidence)}
+    (found,) = [part for name, part in by_id["F10.30"].parts.items() if name == "CRISP"]
+    assert found.most == 1000 / min(own)
+
+
+def test_which_verdicts_other_routing_would_change(evidence: Evidence) -> None:
+    assert evidence.other is not None
+    kinder = replace(evidence, skewed=evidence.other)
+    before, after = (
+        {finding.claim.id: finding.verdict for finding in findings(one)}
+        for one in (evidence, kinder)
+    )
+    changed = {id for id in before if before[id] != after[id]}
+    assert changed == {"F10.30", "F14.tps"}  # as the page says
+    assert {after[id] for id in changed} == {DIFFERS}
+
+
+def test_mo_is_lru_where_a_layer_has_room_for_two(evidence: Evidence) -> None:
+    assert [budget for budget in BUDGETS if evidence.mo_is_lru(budget)] == [30, 40, 50]
+    said = {finding.claim.id: "MO is plain LRU" in finding.how for finding in findings(evidence)}
+    assert [id for id, plain in said.items() if plain] == ["F10.30", "F10.50"]
+
+
 def test_a_page_names_only_figures_that_exist(evidence: Evidence) -> None:
     by_id = {finding.claim.id: finding for finding in findings(evidence)}
     assert page._figure("F10.10 CRISP", by_id) == "8.3"
@@ -95,13 +134,20 @@ def test_the_command(
     done = crisp("reproduce")
     assert done.code == 0, done.err
     for id in claims():
-        assert f"\n{id}: " in done.out
+        assert f"\n{id} " in done.out
     assert max(map(len, done.out.splitlines())) <= 100
-    assert f"{len(claims())} claims, " in done.out
+    assert done.out.index(f"{len(claims())} claims, ") < done.out.index("T1.load")
+    assert done.out.splitlines()[-1].endswith("pictures: --out FOLDER")
     assert "wrote" not in done.out
+    done = crisp("reproduce", "--details")
+    assert all(f"\n{id}: " in done.out for id in claims())
+    assert max(map(len, done.out.splitlines())) <= 100
     done = crisp("reproduce", "--trace", "tiny-mixtral-code", "--out", tmp_path / "x")
     assert done.code == 0, done.err
-    assert "made with `--trace tiny-mixtral-code`" in (tmp_path / "x" / page.PAGE).read_text()
+    text = (tmp_path / "x" / page.PAGE).read_text()
+    assert "made with `--trace tiny-mixtral-code`" in text
+    assert "](quality.md)" not in text and "quality.md" in text  # which is not in that folder
+    assert "](quality.md)" in (DOCS / page.PAGE).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from benchmarks.quality.page import CONTENT, as_json
 from benchmarks.reproduction import statistics
 from crisp.reproduce.claims import claims
 from crisp.reproduce.measured import host, quality, routing
-from crisp.reproduce.small import figures, shown, worst_move
+from crisp.reproduce.small import WEIGHTED, figures, shown, worst_move
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -46,7 +46,8 @@ def test_small_models_stand_beside_claims_on_quality() -> None:
     (line,) = figures(held["F7.crisp"])
     model = quality()["tiny-mixtral"]["policies"]
     tiered, half = (100 * model[name]["increase"][0] for name in ("tiered", "uniform 50 %"))
-    assert f"tiny-mixtral +{tiered:.1f} % / +{half:.1f} %" in line
+    by_weight = 100 * model[WEIGHTED]["increase"][0]
+    assert f"tiny-mixtral +{tiered:.1f} % / +{half:.1f} % / +{by_weight:.1f} %" in line
 
 
 def test_the_worst_move() -> None:

@@ -8,7 +8,7 @@ import pytest
 from crisp.errors import CrispError
 from crisp.profile import Profile
 from crisp.reproduce.measured import routing
-from crisp.reproduce.routing import GENERATED, drawn, prompted
+from crisp.reproduce.routing import GENERATED, drawn, figure3_shares, prompted
 from crisp.trace import RoutingTrace
 from crisp.trace.check import validate
 from crisp.trace.describe import pair_shares
@@ -24,11 +24,33 @@ def test_a_drawn_trace_has_the_statistics(trace: RoutingTrace) -> None:
     known, counts = routing(), Profile.from_trace(trace)
     shares = [pair_shares(counts, layer) for layer in range(32)]
     np.testing.assert_allclose(np.mean(shares, axis=0), known["pair_shares"], atol=0.004)
+    np.testing.assert_allclose(_common(trace), known["in_common"], atol=0.01)
+
+
+def _common(trace: RoutingTrace) -> list[float]:
+    """Shares of tokens that have 0, 1 and 2 experts in common with the one before."""
     same = trace.sequence[1:] == trace.sequence[:-1]
     before, after = trace.experts[:-1][same], trace.experts[1:][same]
     common = (before[..., :, None] == after[..., None, :]).sum(axis=(2, 3))
-    found = [(common == n).mean() for n in range(3)]
-    np.testing.assert_allclose(found, known["in_common"], atol=0.01)
+    return [float((common == n).mean()) for n in range(3)]
+
+
+def test_shares_as_unequal_as_figure_3() -> None:
+    given = routing()["pair_shares"]
+    found = figure3_shares(given)
+    assert found == sorted(found, reverse=True)
+    assert sum(found) == pytest.approx(1)
+    assert sum(found[:7]) == pytest.approx(0.60)  # 25 % of 28 pairs
+    assert 0.09 < sum(found[-8:]) <= 0.10 + 1e-9  # 29 %; sorted anew, they take no more
+    assert found[0] / found[1] == pytest.approx(given[0] / given[1])
+
+
+def test_a_skewed_trace_has_them_and_follows_itself_as_the_other(trace: RoutingTrace) -> None:
+    skewed = drawn(skewed=True)
+    counts = Profile.from_trace(skewed)
+    shares = np.mean([pair_shares(counts, layer) for layer in range(32)], axis=0)
+    assert shares[:7].sum() == pytest.approx(0.60, abs=0.01)
+    assert _common(skewed) == pytest.approx(_common(trace), abs=0.01)
 
 
 def test_layers_have_their_own_frequent_pairs(trace: RoutingTrace) -> None:

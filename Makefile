@@ -35,7 +35,7 @@ test: .venv-test/installed
 	$(TEST)/ruff check .
 	$(TEST)/mypy
 	$(TEST)/lint-imports --no-logo
-	$(TEST)/pytest -n auto --dist loadfile $(if $(DATA),--data=$(DATA))
+	$(TEST)/pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(DATA),--data=$(DATA))
 
 bench: .venv-test/installed
 	$(TEST)/python benchmarks/bench.py

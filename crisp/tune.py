@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from sys import float_info
 from typing import Any, TypeVar
 
 from crisp.errors import CrispError
-from crisp.policy import Budget
+from crisp.policy import Budget, named
 
 T = TypeVar("T")
 VERSION = 1  # of what is read
+_SHOWN = 30  # characters of what was expected to be something else
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,11 @@ class Losses:
     model: str
     expert_blocks: int  # that an expert was cut into
     rows: list[Loss]
+    dtype: str | None = (
+        None  # of experts' weights; this and what follows: None where it is not told
+    )
+    profile: str | None = None  # digest of the counts that widths were decided by
+    weights: str | None = None  # of a prepared model, their hash
 
 
 def read_losses(path: Path) -> Losses:
@@ -50,29 +58,81 @@ def read_losses(path: Path) -> Losses:
         if content["version"] != VERSION:
             raise CrispError(f"{path}: made by another version of crisp")
         results = content["results"]
-        rows = [_loss(result) for result in results]
-        settings = results[0]["settings"]
-        return Losses(str(settings["model"]), int(settings["expert_blocks"]), rows)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        rows = [_loss(result, f"{path}: row {n}") for n, result in enumerate(results, 1)]
+        settings = results[-1]["settings"]  # the first one is of the model as it is
+        model, blocks, told = settings["model"], settings["expert_blocks"], _told(settings)
+        for text in (model, *filter(None, told.values())):
+            text.encode()  # raises one of those below for what is no text that can be printed
+        if all(result["metrics"]["ratio"] is not None for result in results):
+            raise CrispError(
+                f"{path}: lacks the row of the full model, the one without a ratio, as crisp eval "
+                "--json writes it first"
+            )
+        if type(blocks) is not int or blocks < 1:
+            raise CrispError(
+                f"{path}: expert_blocks: found {_shown(blocks)}, expected a whole number above 0"
+            )
+        return Losses(model, blocks, rows, **told)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         raise CrispError(f"{path}: is not what crisp eval --json writes") from error
 
 
-def _loss(result: dict[str, Any]) -> Loss:
+def _told(settings: dict[str, Any]) -> dict[str, str | None]:
+    run, profile = settings.get("run"), settings.get("profile") or {}
+    found = [
+        re.search(told, run or "")
+        for told in (r"experts in (\w+)", r"published in (\w+)", r"^(\w+)")
+    ]
+    return {
+        "dtype": next((one[1] for one in found if one), None),
+        "profile": profile.get("sha256"),
+        "weights": profile.get("weights"),
+    }
+
+
+def _loss(result: dict[str, Any], where: str) -> Loss:
     policy, metrics = result["settings"]["policy"], result["metrics"]
     budget = result["settings"]["budget"]
     if metrics["ratio"] is None:  # what the others are compared with
         return Loss("lru", "full", "lru", "layer", "expert", None, 0.0, (0.0, 0.0))
-    interval = metrics["ratio_interval"]
-    return Loss(
+    loss, interval = _increase(metrics["ratio"], f"{where}: ratio"), metrics["ratio_interval"]
+    if interval is not None:
+        low, high = (_increase(end, f"{where}: ratio_interval") for end in interval)
+        if low > high:
+            raise CrispError(f"{where}: ratio_interval: found {interval}, expected the lower first")
+        interval = low, high
+    found = Loss(
         policy=str(policy["name"]),
         width=str(policy["width"]),
         cache=str(policy["cache"]),
         scope=str(policy["scope"]),
         unit=str(policy["unit"]),
         budget=None if budget is None else str(budget["asked"]),
-        loss=float(metrics["ratio"]) - 1,
-        interval=None if interval is None else (float(interval[0]) - 1, float(interval[1]) - 1),
+        loss=loss,
+        interval=interval,
     )
+    try:
+        named(
+            found.policy, width=found.width, cache=found.cache, scope=found.scope, unit=found.unit,
+            prefetch="none",
+        )  # fmt: skip
+        if found.budget is not None:
+            Budget.parse(found.budget)
+    except CrispError as error:
+        raise CrispError(f"{where}: {error}") from error
+    return found
+
+
+def _increase(ratio: Any, where: str) -> float:
+    """What is lost at a ratio of perplexities, or CrispError."""
+    if type(ratio) not in (int, float) or not 0 < ratio <= float_info.max:  # which no NaN is
+        raise CrispError(f"{where}: found {_shown(ratio)}, expected a finite number above 0")
+    return float(ratio) - 1
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def same_budget(asked: str, measured: str | None) -> bool:

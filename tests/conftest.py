@@ -29,6 +29,28 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--data={name}: no such folder")
 
 
+# The longest files first: with several processes, none is left to one of them at the end.
+LONGEST = (
+    "test_layerwise.py",
+    "test_soak.py",
+    "test_packaging.py",
+    "test_real_traces.py",
+    "test_sweep.py",
+    "test_readme.py",
+    "test_quality_page.py",
+    "test_sweeps_page.py",
+    "test_preparation_page.py",
+    "test_notebooks.py",
+    "test_pipeline.py",
+    "test_cpu.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
 @pytest.fixture(scope="session")
 def shared(pytestconfig: pytest.Config) -> Path:
     """The folder of large test inputs; tests that need it are skipped when it is not named."""

@@ -31,6 +31,8 @@ from sim.sweep.spec import KEYS, PARTS, Asked, Axis, Grid, Steps, Sweep
 
 HARDWARE = "rtx4090-pcie4"  # unless told otherwise, as in simulate
 NUMBERS = {"layers": 1, "block": 1, "top_k": 1, "batch": 1, "chunk": 1, "limit": 1, "seed": 0}
+_DIGITS = 18  # of a whole number: what a column of results can hold
+_SHOWN = 30  # characters of what is none
 _TRIED = 200  # values of a spelling with {names} in it: one of them must do
 
 
@@ -85,8 +87,10 @@ def _check(axis: Axis, spellings: list[str]) -> None:
 
 def _whole(key: str) -> Callable[[str], int]:
     def read(text: str) -> int:
-        if not text.removeprefix("-").isdecimal() or int(text) < NUMBERS[key]:
-            raise CrispError(f"found {text}, expected a whole number, at least {NUMBERS[key]}")
+        digits = text.removeprefix("-")
+        if len(digits) > _DIGITS or not digits.isdecimal() or int(text) < NUMBERS[key]:
+            shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+            raise CrispError(f"found {shown}, expected a whole number, at least {NUMBERS[key]}")
         return int(text)
 
     return read
@@ -208,6 +212,11 @@ def run(job: Job) -> Record:
     except CrispError as error:
         return {"cell": job.cell, "row": first | {"refused": str(error)}, "sequences": None}
     return {"cell": job.cell, "row": first | row_of(done), "sequences": kept}
+
+
+def job_of(cell: str, asked: Asked, engine: str, sequences: bool) -> Job:
+    """A cell that is to be run; cell: its key."""
+    return Job(cell, asked, files_of(asked), engine, sequences)
 
 
 def files_of(asked: Asked) -> dict[str, str]:

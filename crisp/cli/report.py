@@ -39,6 +39,7 @@ def report(
 
     from crisp.cli.progress import progress_of
     from crisp.cli.targets import STDOUT, check_no_folder, check_outputs
+    from crisp.cli.words import printable
     from crisp.errors import CrispError
     from crisp.files import atomic
     from crisp.report.conditions import conditions
@@ -58,7 +59,7 @@ def report(
         table = joined(tables)
         found = conditions(table)
         if html is None:
-            text = "\n".join(_lines(table, found))
+            text = "\n".join(map(printable, _lines(table, found)))
         else:
             timelines = [read_timeline(file, known) for file in given]
             text = page(table, found, timelines, _names(runs))
@@ -74,6 +75,7 @@ def report(
 
 def _read(files: Sequence[Path]) -> tuple[list[Run], list[Table]]:
     """(the runs of run files, a table of each file)."""
+    from crisp.errors import CrispError
     from crisp.report.table import from_parquet, from_runs
     from crisp.run import load
 
@@ -82,10 +84,29 @@ def _read(files: Sequence[Path]) -> tuple[list[Run], list[Table]]:
         if file.suffix == ".parquet":
             tables.append(from_parquet(file))
         else:
-            runs = load(file)
+            try:
+                runs = load(file)
+            except CrispError:
+                _check_no_losses(file)
+                raise
             known += runs
             tables.append(from_runs(runs))
     return known, tables
+
+
+def _check_no_losses(file: Path) -> None:
+    """Raise CrispError if crisp eval wrote a file."""
+    from crisp.errors import CrispError
+    from crisp.tune import read_losses
+
+    try:
+        read_losses(file)
+    except CrispError:
+        return
+    raise CrispError(
+        f"{file}: is what crisp eval wrote; report takes runs of simulate, replay, generate and "
+        "sweeps"
+    )
 
 
 def _names(files: Sequence[Path]) -> list[str]:
@@ -97,9 +118,9 @@ def _lines(table: Table, found: Conditions) -> list[str]:
     from crisp.cli.tables import aligned, numbers
     from crisp.report.data import scaled, shown_metrics
     from crisp.report.metrics import MAIN
-    from crisp.report.page import lead, title
+    from crisp.report.page import lead, notes, title
 
-    lines = [title(table, found), lead(table, found), ""]
+    lines = [title(table, found), lead(table, found), *notes(table), ""]
     width = max((len(label) for label, _ in found.common), default=0)
     lines += [f"{label:<{width}}  {value}" for label, value in found.common]
     metrics, absent = shown_metrics(table)

@@ -23,7 +23,9 @@ Values = str | None
 def sweep(
     out: Annotated[
         str,
-        typer.Option(metavar="FILE", help="The results, parquet; what is there already is kept."),
+        typer.Option(
+            metavar="FILE", help="The results, parquet; what it holds already is not run again."
+        ),
     ],
     spec: Annotated[
         Path | None,
@@ -77,6 +79,10 @@ def sweep(
     scheduler: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Of the cluster, such as host:8786.")
     ] = None,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Drop the rows of --out that are not asked for here."),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Run however many cells there are.")] = False,
 ) -> None:
     """Run simulations of every combination of settings, or of some at random.
@@ -87,6 +93,7 @@ def sweep(
     from crisp.cli.lists import split_list
     from crisp.cli.sweeping import Options, run_sweep
     from crisp.cli.swept import check_baseline, check_batch, comparison, summary
+    from crisp.cli.words import printable
     from crisp.errors import CrispError, nearest
     from sim.sweep.parallel import BACKENDS, cores
     from sim.sweep.spec import KEYS, flag_of, read
@@ -110,9 +117,11 @@ def sweep(
     if per_sequence or against is not None:
         check_batch(plan, "--against" if against else "--per-sequence")
     options = Options(
-        out, engine, per_sequence or against is not None, jobs or cores(), backend, scheduler, yes
-    )
+        out, engine, per_sequence or against is not None, jobs or cores(), backend, scheduler,
+        replace, yes,
+    )  # fmt: skip
     run_sweep(plan, options, [] if spec is None else [("SPEC", spec)])
-    print("\n".join(summary(options.out)))
+    print("\n".join(map(printable, summary(options.out))))
     if against is not None:
-        print("\n".join(["", *comparison(options.out, options.beside, against)]))
+        lines = comparison(options.out, options.beside, against)
+        print("\n".join(["", *map(printable, lines)]))

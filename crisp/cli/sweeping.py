@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 
 from crisp import TOOL
 from crisp.cli import asked as cells
+from crisp.cli.asked import job_of
 from crisp.cli.cells import AUTO
+from crisp.cli.estimate import TRIED, Sample, sample, tell_compiling
 from crisp.cli.progress import progress, progress_of
 from crisp.cli.targets import Name, check_outputs
 from crisp.cli.words import counted
 from crisp.errors import CrispError
 from sim.sweep import results
 from sim.sweep.journal import Journal, Record
-from sim.sweep.parallel import BACKENDS, side_by_side
-from sim.sweep.spec import Asked, Sweep
+from sim.sweep.parallel import side_by_side
+from sim.sweep.spec import Sweep
 
 MANY = 5000  # cells that are not run without being asked twice
-_MEASURED = 3  # cells, for the estimate
-_PATIENCE = 20.0  # seconds for trying cells before all are run
-_TRIED = 50  # cells, one of which must be possible
 
 
 @dataclass(frozen=True)
@@ -36,12 +33,18 @@ class Options:
     jobs: int
     backend: str
     scheduler: str | None
+    replace: bool  # drop what earlier results hold beside what is asked for
     yes: bool
 
     @property
     def outputs(self) -> dict[str, Name]:
         """The files to be written, by option."""
-        return {"--out": self.out, "--per-sequence": self.beside if self.per_sequence else None}
+        beside = self.per_sequence or Path(self.beside).exists()  # which is renewed with the rows
+        return {
+            "--out": self.out,
+            "--per-sequence": self.beside if beside else None,
+            "--out, until it is written,": self.journal,
+        }
 
     @property
     def beside(self) -> str:
@@ -71,9 +74,20 @@ class Seen:
             new = key not in self._order
             self._order[key] = None
             if new and not self.done(key):
-                yield job_of(key, asked, self._options)
+                yield job_of(key, asked, self._options.engine, self._options.per_sequence)
             else:
                 self.told += 1
+
+    def waiting(self) -> int:
+        """How many are to be run."""
+        if not self.before:
+            return self._sweep.count
+        with progress("cells, whether they are kept", self._sweep.count) as advance:
+            keys = set()
+            for asked in self._sweep.cells():
+                keys.add(cells.key(asked))
+                advance(1)
+        return sum(not self.done(key) for key in keys)
 
     def add(self, record: Record) -> None:
         """One more is done."""
@@ -104,11 +118,6 @@ class Seen:
                 pass
 
 
-def job_of(key: str, asked: Asked, options: Options) -> cells.Job:
-    """A cell that is to be run."""
-    return cells.Job(key, asked, cells.files_of(asked), options.engine, options.per_sequence)
-
-
 def run_sweep(sweep: Sweep, options: Options, inputs: Sequence[tuple[str, Name]]) -> None:
     """Run it and write its files.
 
@@ -121,18 +130,21 @@ def run_sweep(sweep: Sweep, options: Options, inputs: Sequence[tuple[str, Name]]
         (axis.where, cells.files_of({axis.key: text}).get(axis.key))
         for grid in sweep.grids
         for axis in grid.axes
-        for text in axis.values[:_TRIED]
+        for text in axis.values[:TRIED]
     ]
     check_outputs(options.outputs, [*inputs, *files], stdout=False)
     if Path(options.out).exists():
-        next(results.load(Path(options.out)), None)  # else it would be said after the work
+        results.check(Path(options.out))  # else it would be said after the work
+    if Path(options.beside).exists():
+        results.check_sequences(Path(options.beside))
     print(f"{sweep.name}: {counted(sweep.count, 'cell')}", flush=True)
     some = sample(sweep)
     if sweep.count > MANY and not options.yes:
+        tell_compiling(options)
         seconds = [taken for _, taken in some.measured(options)]
         told = some.estimate(seconds, sweep, options)
         raise CrispError(f"{sweep.name}: {counted(sweep.count, 'cell')}, {told}; --yes runs them")
-    journal = Journal(options.journal)
+    journal = Journal(options.journal, results.fits)
     try:
         _run(sweep, options, journal, some)
     finally:
@@ -140,8 +152,14 @@ def run_sweep(sweep: Sweep, options: Options, inputs: Sequence[tuple[str, Name]]
 
 
 def _run(sweep: Sweep, options: Options, journal: Journal, some: Sample) -> None:
+    _check_dropped(sweep, options, journal)
     _adopt(options, journal)
     seen = Seen(sweep, options, journal)
+    waiting = seen.waiting()
+    if seen.before:
+        print(f"{sweep.count - waiting:,} kept, {waiting:,} to run", flush=True)
+    if waiting:
+        tell_compiling(options)
     try:
         if not seen.before and sweep.count > 4 * options.jobs:
             seconds = []
@@ -174,65 +192,26 @@ def _run(sweep: Sweep, options: Options, journal: Journal, some: Sample) -> None
     journal.remove()
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Some cells, of which at least one can be run."""
-
-    possible: list[Asked]
-    share: Fraction  # of all that were looked at
-
-    def measured(self, options: Options) -> Iterator[tuple[Record, float]]:
-        """Records of a few, run here one after the other, and the seconds that each took.
-
-        Two at least: the first one has to open and compile what others find.
-        """
-        began = time.monotonic()
-        with progress("cells, to see how long they take", _MEASURED) as advance:
-            n = min(_MEASURED, len(self.possible))
-            for number in range(n):
-                asked = self.possible[number * len(self.possible) // n]
-                start = time.monotonic()
-                if number < 2 or start - began < _PATIENCE:
-                    record = cells.run(job_of(cells.key(asked), asked, options))
-                    yield record, time.monotonic() - start
-                advance(1)
-
-    def estimate(self, seconds: list[float], sweep: Sweep, options: Options) -> str:
-        """How long all take, in words."""
-        each = seconds[1:] or seconds
-        cores = options.jobs if options.backend == BACKENDS[0] else 1
-        whole = float(sum(each) / len(each) * sweep.count * self.share / cores)
-        return f"about {_duration(whole)} on {counted(cores, 'core')} (measured on {len(seconds)})"
-
-
-def sample(sweep: Sweep) -> Sample:
-    """Some of its cells; CrispError if none of those that are looked at can be run."""
-    possible: list[Asked] = []
-    errors: list[CrispError] = []
-    began = time.monotonic()
-    for asked in sweep.some(_TRIED):
-        try:
-            cells.cell_of(asked)
-            possible.append(asked)
-        except CrispError as error:
-            errors.append(error)
-        if possible and time.monotonic() - began > _PATIENCE:  # large traces take time to open
-            break
-    if not possible:
-        raise CrispError(f"{sweep.name}: {str(errors[0]).removeprefix('--')}")
-    return Sample(possible, Fraction(len(possible), len(possible) + len(errors)))
-
-
-def _duration(seconds: float) -> str:
-    """In words, in the largest unit of which there are two.
-
-    >>> _duration(0.2), _duration(90), _duration(7300)
-    ('1 second', '90 seconds', '2 hours')
-    """
-    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds >= 2 * size:
-            return counted(round(seconds / size), unit)
-    return counted(max(1, round(seconds)), "second")
+def _check_dropped(sweep: Sweep, options: Options, journal: Journal) -> None:
+    """Raise CrispError where cells of another sweep would be lost, unless they may be."""
+    out, kept = Path(options.out), {str(journal.path): set(journal)}
+    if out.exists():
+        kept[options.out] = {str(row["cell"]) for row in results.load(out, "cell".__eq__)}
+    if options.replace or not any(kept.values()):
+        return
+    for asked in sweep.cells():
+        key = cells.key(asked)
+        for own in kept.values():
+            own.discard(key)
+        if not any(kept.values()):
+            return
+    if not len(journal):
+        journal.remove()
+    file, rows = max(kept.items(), key=lambda item: len(item[1]))
+    raise CrispError(
+        f"{file}: holds {counted(len(rows), 'row')} that this sweep does not ask for; --replace "
+        f"drops {'it' if len(rows) == 1 else 'them'}"
+    )
 
 
 def _adopt(options: Options, journal: Journal) -> None:
@@ -241,11 +220,14 @@ def _adopt(options: Options, journal: Journal) -> None:
     if not out.exists():
         return
     beside = Path(options.beside)
-    kept = results.load_sequences(beside) if options.per_sequence and beside.exists() else {}
-    for row in results.load(out):
+    kept = results.load_sequences(beside) if beside.exists() else {}
+    for number, row in enumerate(results.load(out), 1):
         key = str(row["cell"])
+        record = {"cell": key, "row": row, "sequences": kept.get(key)}
+        if not results.fits(record):
+            raise CrispError(f"{out}: row {number} is not what crisp sweep writes")
         if key not in journal and row.get("provenance.tool") == TOOL:
-            journal.add({"cell": key, "row": row, "sequences": kept.get(key)})
+            journal.add(record)
 
 
 def _keep(seen: Seen, options: Options, error: BaseException, sweep: Sweep) -> None:
@@ -268,12 +250,15 @@ def _keep(seen: Seen, options: Options, error: BaseException, sweep: Sweep) -> N
 def _save(seen: Seen, options: Options, complete: bool) -> None:
     about = {"tool": TOOL, "complete": complete}
     results.save(Path(options.out), lambda: (record["row"] for record in seen.records()), about)
-    if options.per_sequence:
+    beside = Path(options.beside)
+    if options.per_sequence or any(record["sequences"] for record in seen.records()):
         results.save_sequences(
-            Path(options.beside),
+            beside,
             (
                 (record["cell"], record["sequences"])
                 for record in seen.records()
                 if record["sequences"]
             ),
         )
+    else:
+        beside.unlink(missing_ok=True)  # what it tells of is no longer there

@@ -11,8 +11,10 @@ from crisp.cli.words import counted
 from crisp.errors import CrispError, nearest
 from crisp.policy import NAMED
 from crisp.quality.statistics import LEVEL, RESAMPLES, Estimate
+from crisp.report.caveats import KIND, Kind, caveats
+from crisp.report.conditions import decimal
 from sim.sweep.paired import paired
-from sim.sweep.results import Row, load, load_sequences
+from sim.sweep.results import Row, Scalar, load, load_sequences
 from sim.sweep.spec import KEYS, PARTS, Sweep
 
 _SHOWN = 24  # rows
@@ -23,6 +25,10 @@ _COLUMNS = (
     ("MB/token", "bytes_per_token", 1e-6, None),
     ("J/token", "energy_j_per_token", 1.0, None),
 )
+_TITLE = (
+    *KIND, "refused", "asked.trace", "trace.rows", "profile.from", "model.bits", "hardware.name",
+    "phase", "batch", "granularity",
+)  # fmt: skip
 _READ = ("cell", "refused", "policy.name", *(metric for _, metric, _, _ in _COLUMNS))
 
 
@@ -44,7 +50,7 @@ def check_batch(sweep: Sweep, option: str) -> None:
 
 
 def summary(out: str) -> list[str]:
-    """The rows of a file, or the fastest of them; below them what was refused."""
+    """What the rows of a file share, the rows or the fastest of them; below what was refused."""
     varied, n, refused = _varied(load(Path(out), _wanted)), 0, list[str]()
     for row in load(Path(out), _wanted):
         n += 1
@@ -54,9 +60,17 @@ def summary(out: str) -> list[str]:
     if n - len(refused) <= _SHOWN:
         shown, lines = list(rows), []
     else:
-        shown = nlargest(_SHOWN, rows, key=lambda row: row["tokens_per_second"] or 0)
+        shown = nlargest(_SHOWN, rows, key=lambda row: row.get("tokens_per_second") or 0)
         lines = [f"the {_SHOWN} fastest of {n:,}"]
-    lines = ["", *lines, *_table(varied, shown), "", f"{counted(n, 'row')} in {out}"]
+    lines = [
+        "",
+        *_title(out),
+        "",
+        *lines,
+        *_table(varied, shown),
+        "",
+        f"{counted(n, 'row')} in {out}",
+    ]
     if refused:
         lines.append(f"refused: {counted(len(refused), 'cell')}, such as: {refused[0]}")
     return lines
@@ -66,11 +80,48 @@ def _wanted(column: str) -> bool:
     return column.startswith(_ASKED) or column in _READ
 
 
+def _title(out: str) -> list[str]:
+    """The conditions that all rows share, a line each, and what must be known beside figures."""
+    values: dict[str, set[Scalar]] = {}
+    kinds: dict[Kind, None] = {}
+    for row in load(Path(out), _TITLE.__contains__):
+        if row["refused"] is None:
+            for name, value in row.items():
+                if value is not None:
+                    values.setdefault(name, set()).add(value)
+            kinds[Kind(*(_text(row.get(name)) for name in KIND))] = None
+    shared = {name: _text(next(iter(own))) for name, own in values.items() if len(own) == 1}
+    bits, rows = decimal(shared.get("model.bits")), shared.get("trace.rows")
+    lines = {
+        "trace": (
+            ("{}", shared.get("asked.trace")),
+            ("{} rows", f"{int(rows):,}" if rows and rows.isdecimal() else None),
+            ("routing of {}", shared.get("trace.model")),
+        ),
+        "profile": (("{}", (shared.get("profile.from") or "").removeprefix("profile: ")),),
+        "model": (
+            ("{}", shared.get("model.name")),
+            ("experts in {} bits", bits),
+        ),
+        "hardware": (("{}", shared.get("hardware.name")),),
+        "run": tuple((key + " {}", shared.get(key)) for key in ("phase", "batch", "granularity")),
+    }
+    told = []
+    for name, parts in lines.items():
+        text = ", ".join(words.format(value) for words, value in parts if value)
+        told += [f"{name:<10}{text}"] if text else []
+    return [*told, *(f"{'':10}{line}" for line in caveats(kinds))]
+
+
+def _text(value: Scalar) -> str | None:
+    return None if value is None else str(value)
+
+
 def _table(varied: Sequence[str], rows: Sequence[Row]) -> list[str]:
     cells = [[_shown(row.get(name)) for row in rows] for name in varied]
     headings = [name.removeprefix(_ASKED) for name in varied]
     for heading, metric, factor, decimals in _COLUMNS:
-        found = [row[metric] for row in rows]
+        found = [row.get(metric) for row in rows]
         cells.append(numbers([None if v is None else float(v) * factor for v in found], decimals))
         headings.append(heading)
     return aligned(headings, cells, text=len(varied))
@@ -110,7 +161,7 @@ def comparison(out: str, beside: str, against: str) -> list[str]:
 
 def _baselines(group: Sequence[Row], against: str) -> list[Row]:
     """Those of the policy with the fewest parts replaced."""
-    own = [row for row in group if row["policy.name"] == against]
+    own = [row for row in group if row.get("policy.name") == against]
     replaced = [sum(row.get(_ASKED + part) is not None for part in PARTS) for row in own]
     return [row for row, n in zip(own, replaced, strict=True) if n == min(replaced)]
 

@@ -51,6 +51,8 @@ def tune(
     from crisp.cli.setup import prepare
     from crisp.cli.targets import check_no_folder
     from crisp.cli.tuning import METRICS, command_line, report, tuned
+    from crisp.cli.unlike import conditions
+    from crisp.cli.words import printable
     from crisp.errors import CrispError, nearest
     from crisp.tune import read_losses
     from crisp.units import exact
@@ -62,6 +64,8 @@ def tune(
     most = exact(max_loss, "--max-loss")
     if most < 0:
         raise CrispError(f"--max-loss {max_loss}: must not be below 0")
+    if most > 1:
+        raise CrispError(f"--max-loss {max_loss}: above 100 %; ten per cent is 10% or .1")
     setup = prepare(
         trace,
         model=model,
@@ -87,6 +91,9 @@ def tune(
         "--layers": layers,
         "--limit": limit,
     }
-    found = tuned(setup, read_losses(loss), str(loss), budget, minimise)
-    print("\n".join([*setup.title(), "", *report(found, max_loss, float(most), minimise), ""]))
+    losses = read_losses(loss)
+    found = tuned(setup, losses, str(loss), budget, minimise)
+    title = [*setup.title(), *conditions(setup, losses, str(loss))]
+    lines = [*title, "", *report(found, max_loss, float(most), minimise), ""]
+    print("\n".join(map(printable, lines)))
     print(command_line(found.best(float(most)), trace, budget, told))

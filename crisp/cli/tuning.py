@@ -84,7 +84,7 @@ def tuned(setup: Setup, losses: Losses, file: str, budget: str, minimise: str) -
     full = [point for point in points if point.loss.width == "full"]
     if not full:
         raise CrispError(refused[0])
-    notes = _lacks(setup, losses, elsewhere, file, budget)
+    notes = _lacks(losses, elsewhere, file, budget)
     if refused:
         notes.append(f"refused: {len(refused)}, such as {refused[0]}")
     found = front(points, lambda point: point.loss.loss, cost)
@@ -210,20 +210,9 @@ def _range(loss: Loss) -> str:
     return f"{low:.1f} to {high:.1f}"
 
 
-def _lacks(
-    setup: Setup, losses: Losses, elsewhere: Sequence[Loss], file: str, budget: str
-) -> list[str]:
+def _lacks(losses: Losses, elsewhere: Sequence[Loss], file: str, budget: str) -> list[str]:
     """What is not in the file, a line each."""
     notes = []
-    traced = setup.routing.simulated.header.model
-    # a prepared model is called as its folder; that its metadata fits the trace has been checked
-    if setup.routing.prepared is None and traced is not None and traced != losses.model:
-        notes.append(f"{file}: measured on {losses.model}, the routing is {traced}'s")
-    if losses.expert_blocks != setup.spec.n_blocks:
-        notes.append(
-            f"{file}: measured with {losses.expert_blocks} blocks an expert, simulated with "
-            f"{setup.spec.n_blocks}: widths are rounded up to whole ones"
-        )
     if elsewhere:
         at = ", ".join(sorted({loss.budget or "none" for loss in elsewhere}))
         names = ", ".join(dict.fromkeys(loss.width for loss in elsewhere))

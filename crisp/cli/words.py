@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from fractions import Fraction
+from unicodedata import category
 
 from crisp.model import ModelSpec
+
+# Control and format characters, halves of others, breaks of lines and paragraphs.
+_UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def counted(n: int, thing: str) -> str:
@@ -16,6 +20,17 @@ def counted(n: int, thing: str) -> str:
     ('1 row', '1,908 rows')
     """
     return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
+
+
+def printable(line: str) -> str:
+    """The line without what a terminal would obey: control characters and the like.
+
+    >>> printable("\\x1b[2Jlru – 3\\n")
+    '�[2Jlru – 3�'
+    """
+    if line.isprintable():
+        return line
+    return "".join("�" if category(letter) in _UNPRINTABLE else letter for letter in line)
 
 
 def rounded(widths: Iterable[str], spec: ModelSpec) -> list[str]:

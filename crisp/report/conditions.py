@@ -79,7 +79,7 @@ def conditions(table: Table) -> Conditions:
     varying = [values for values in settings.values() if len(set(values)) > 1]
     columns = {"machine": table.machines(), **settings}
     if "model.bits" in columns:
-        columns["model.bits"] = [_decimal(bits) for bits in columns["model.bits"]]
+        columns["model.bits"] = [decimal(bits) for bits in columns["model.bits"]]
     common: list[tuple[str, str]] = []
     rest: list[tuple[str, str]] = []
     other: dict[str, list[str | None]] = {}
@@ -180,7 +180,7 @@ def _wholes(table: Table) -> list[Hashable]:
     return list(zip(*parts, strict=True))
 
 
-def _decimal(bits: str | None) -> str | None:
+def decimal(bits: str | None) -> str | None:
     """A fraction as people write it, if it is one."""
     try:
         return None if bits is None else f"{float(Fraction(bits)):g}"

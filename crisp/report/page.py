@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from crisp import TOOL
+from crisp.report.caveats import caveats
 from crisp.report.conditions import Conditions, Differing, values_of
 from crisp.report.data import page_data
 from crisp.report.table import Table
@@ -33,6 +34,7 @@ def page(table: Table, found: Conditions, timelines: Sequence[Timeline], names: 
         "HASH": f"sha256-{digest}",
         "TITLE": escape(title(table, found)),
         "LEAD": escape(lead(table, found)),
+        "CAVEATS": "".join(f'<p class="note">{escape(line)}.</p>' for line in notes(table)),
         "STYLE": _file("page.css"),
         "CONDITIONS": _conditions(found),
         "FOOTER": escape(f"Made by {TOOL} from {', '.join(names)}."),
@@ -78,6 +80,15 @@ def embedded(content: Any) -> str:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
+
+
+def notes(table: Table) -> list[str]:
+    """What has to be said of the runs, and of what is not among them."""
+    lines = [*caveats(table.kinds())]
+    if table.refused:
+        cells = "1 cell" if table.refused == 1 else f"{table.refused:,} cells"
+        lines.append(f"not shown: {cells} that the sweep refused")
+    return lines
 
 
 def _listed(names: Sequence[str], what: str, most: int = 3) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from crisp.errors import CrispError
+from crisp.report.caveats import KIND, Kind
 from crisp.run import Run
 from crisp.run_check import COUNTS, NUMBERS
 from crisp.units import exact
@@ -18,7 +19,8 @@ from crisp.units import exact
 Number = int | float | None
 
 MADE_BY, JOULES_FROM = "made by", "joules from"  # beside the settings, out of the provenance
-_ASIDE = ("cell", "unavailable")  # of a sweep: the hash of its settings; read by `_reasons`
+# Of a sweep: the hash of its settings; of rows that are left out; read by `_reasons`.
+_ASIDE = ("cell", "refused", "unavailable")
 _ASKED, _MADE = "asked.", "provenance."  # settings as they were spelled; not settings
 _TOP = ("engine", "granularity", "phase", "batch", "chunk", "seed", "limit")  # without a dot
 _NEEDED = ("engine", "policy.name", "budget.asked", "phase")
@@ -33,13 +35,14 @@ class Table:
     """Runs, one a row.
 
     settings: flattened with dots, as text; None: the run has no such setting. metrics: None: not
-    had, and ``reasons`` may say why.
+    had, and ``reasons`` may say why. refused: cells of sweeps that were not run, beside the rows.
     """
 
     rows: int
     settings: dict[str, list[str | None]]
     metrics: dict[str, list[Number]]
     reasons: dict[str, list[str | None]]
+    refused: int = 0
 
     def setting(self, name: str) -> list[str | None]:
         """A column of settings; of nothing but None where no run has it."""
@@ -65,6 +68,10 @@ class Table:
                 self.setting("device.name"), self.setting("hardware.name"), strict=True
             )
         ]
+
+    def kinds(self) -> list[Kind]:
+        """Of each row what `crisp.report.caveats` looks at."""
+        return [Kind(*row) for row in zip(*map(self.setting, KIND), strict=True)]
 
     def there(self, of: str) -> list[bool]:
         """Which runs have an object of `OBJECTS`."""
@@ -113,15 +120,28 @@ def from_parquet(path: Path) -> Table:
         with path.open("rb") as file:
             # no threads: they may outlive the interpreter, and abort it
             table = pyarrow.parquet.ParquetFile(file, pre_buffer=False).read(use_threads=False)
+        table.validate(full=True)  # texts may be none
+        names = table.schema.names
     except OSError as error:
-        raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except pyarrow.ArrowException as error:
+        reason = str(error.strerror or error).partition("\n")[0]  # of damage: several lines
+        raise CrispError(f"{path}: cannot be read: {reason}") from error
+    except (pyarrow.ArrowException, ValueError) as error:
         raise CrispError(f"{path}: is not a parquet file") from error
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise CrispError(f"{path}: is not what a sweep wrote: it has the column {twice[0]!a} twice")
     missing = [name for name in _NEEDED if name not in table.schema.names]
     if missing:
         raise CrispError(f"{path}: is not what a sweep wrote: it has no column {missing[0]}")
+    places = list(range(len(table)))
+    if "refused" in table.schema.names:  # cells that were not run, and why
+        run = table.column("refused").is_null()
+        places = [place for place, own in enumerate(run.to_pylist()) if own]
+        refused, table = len(table) - len(places), table.filter(run)
+    else:
+        refused = 0
     if not len(table):
-        raise CrispError(f"{path}: holds no run")
+        raise CrispError(f"{path}: holds no run" + (", every cell is refused" if refused else ""))
     settings: dict[str, list[str | None]] = {}
     metrics: dict[str, list[Number]] = {}
     for name, kind in zip(table.schema.names, table.schema.types, strict=True):
@@ -140,7 +160,8 @@ def from_parquet(path: Path) -> Table:
             settings[name] = [_text(value) for value in values]
     for name in _NEEDED:
         if None in settings[name]:
-            raise CrispError(f"{path}: row {settings[name].index(None) + 1} has no {name}")
+            row = places[settings[name].index(None)] + 1
+            raise CrispError(f"{path}: row {row} has no {name}")
 
     def told(name: str) -> list[Any]:
         known = f"{_MADE}{name}" in table.schema.names
@@ -149,7 +170,7 @@ def from_parquet(path: Path) -> Table:
     settings[MADE_BY] = [_text(tool) for tool in told("tool")]
     origins = zip(told("energy.method"), told("energy.source"), strict=True)
     settings[JOULES_FROM] = [method and _joules(method, source) for method, source in origins]
-    return Table(len(table), settings, metrics, _columns(_reasons(table)))
+    return Table(len(table), settings, metrics, _columns(_reasons(table)), refused)
 
 
 def _reasons(table: Any) -> list[dict[str, str]]:
@@ -193,6 +214,7 @@ def joined(tables: Sequence[Table]) -> Table:
             part: {name: [values[row] for row in kept] for name, values in columns.items()}
             for part, columns in parts.items()
         },
+        refused=sum(table.refused for table in tables),
     )
 
 

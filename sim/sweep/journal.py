@@ -1,14 +1,18 @@
 """Finished cells, kept as they come: whatever ends a sweep, it goes on where it was.
 
-One line of JSON a cell. A line that was cut short, as by a kill or a full disk, is dropped.
+One line of JSON a cell. A line that was cut short, as by a kill or a full disk, is dropped, and so
+is one that is damaged; those behind it are kept.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import stat
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +22,32 @@ from crisp.errors import CrispError
 Record = dict[str, Any]  # "cell": its key; "row": a line of the results; "sequences": or None
 
 _HEADER = json.dumps({"tool": TOOL}).encode() + b"\n"
+_LONGEST = 200  # bytes of any version's header
 _SYNC = 1.0  # seconds: what a power cut may take
 
 
 class Journal:
     """The finished cells in a file, which no other process may write at the same time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fits: Callable[[Record], bool] = lambda record: True) -> None:
         """Open or make the file; CrispError if that cannot be done, or another has it open.
 
-        Cells of another version of the program are forgotten: they may differ.
+        It is no link, and nothing but a journal: what else is there is left as it is. Cells of
+        another version of the program are forgotten: they may differ. fits: whether a record that
+        was read can be used; one that cannot is not there.
         """
-        self.path = path
+        self.path, self._fits = path, fits
         self._places: dict[str, tuple[int, int]] = {}  # of each cell's line: begin, length
+        self._file = _opened(path)
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise CrispError(f"{path}: cannot be written: {error.strerror or error}") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise CrispError(f"{path}: another sweep is writing it") from error
+            self._end, self._synced = self._read(), time.monotonic()
+        except CrispError:
             os.close(self._file)
-            raise CrispError(f"{path}: another sweep is writing it") from error
-        self._end, self._synced = self._read(), time.monotonic()
+            raise
         if not self._end:
             self._append(_HEADER)
 
@@ -49,6 +56,10 @@ class Journal:
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys, in the order in which they were kept."""
+        return iter(self._places)
 
     def add(self, record: Record) -> None:
         """Keep a cell; CrispError, and nothing of it, where the disk is full."""
@@ -75,18 +86,29 @@ class Journal:
         os.close(self._file)
 
     def _read(self) -> int:
-        """Find the lines; the end of the last whole one."""
+        """Find the lines; the end of the last one that is good, behind which all is cut off."""
         with os.fdopen(os.dup(self._file), "rb") as file:
-            end = len(_HEADER)
-            if file.readline() != _HEADER:
+            header = file.readline(_LONGEST)
+            if header != _HEADER:
+                if not (_HEADER.startswith(header) or _is_header(header)):
+                    raise CrispError(f"{self.path}: is not what an unfinished sweep left")
                 return self._cut(0)
+            end = place = len(_HEADER)
             for line in file:
-                cell = _cell(line)
-                if cell is None:
-                    break
-                self._places[cell] = end, len(line)
-                end += len(line)
+                cell = self._cell(line)
+                begin, place = place, place + len(line)
+                if cell is not None:
+                    self._places[cell] = begin, len(line)
+                    end = place
         return self._cut(end)
+
+    def _cell(self, line: bytes) -> str | None:
+        """The key in a line, or None if it is not whole."""
+        record = _json(line)
+        if not line.endswith(b"\n") or not isinstance(record, dict) or not self._fits(record):
+            return None
+        cell = record.get("cell")
+        return cell if isinstance(cell, str) else None
 
     def _cut(self, end: int) -> int:
         os.ftruncate(self._file, end)
@@ -105,12 +127,31 @@ class Journal:
         self._end += len(line)
 
 
-def _cell(line: bytes) -> str | None:
-    """The key in a line, or None if it is not whole."""
-    if not line.endswith(b"\n"):
-        return None
+def _opened(path: Path) -> int:
+    """A file of ours: whoever can put a link there does not choose what is written over."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        cell = json.loads(line)["cell"]
-    except (ValueError, TypeError, KeyError):
+        file = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise CrispError(f"{path}: is a link, or not an ordinary file") from error
+        raise CrispError(f"{path}: cannot be written: {error.strerror or error}") from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise CrispError(f"{path}: is a link, or not an ordinary file")
+    return file
+
+
+def _is_header(line: bytes) -> bool:
+    """Whether a journal of any version begins so."""
+    content = _json(line)
+    known = isinstance(content, dict) and list(content) == ["tool"]
+    return known and str(content["tool"]).startswith("crisp")
+
+
+def _json(line: bytes) -> Any:
+    """What a line holds; None if it is no JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
         return None
-    return cell if isinstance(cell, str) else None

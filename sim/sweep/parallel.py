@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -23,6 +25,7 @@ BACKENDS = ("loky", "dask", "ray")  # processes here, or a cluster's workers
 # traces of what it holds back. So items may go on for ever.
 _AHEAD = "2 * n_jobs"
 _CONNECT = 10  # seconds
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def cores() -> int:
@@ -77,13 +80,25 @@ def _here(
     import joblib
 
     parallel = joblib.Parallel(
-        jobs, "loky", return_as="generator_unordered", pre_dispatch=_AHEAD, batch_size=1
-    )
+        jobs, "loky", return_as="generator_unordered", pre_dispatch=_AHEAD, batch_size=1,
+        initializer=_end_with, initargs=(os.getpid(),),
+    )  # fmt: skip
     threading.excepthook = _unless_joblibs(threading.excepthook)
     with _interrupts_held():
         finished: Generator[R] = parallel(_calls(function, items))
         stack.callback(_stop, finished)
     return finished
+
+
+def _end_with(parent: int) -> None:
+    """Have the system end this worker when its parent is gone: one that is killed cannot do it."""
+    if sys.platform != "linux":
+        return
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed before
+            signal.raise_signal(signal.SIGTERM)
 
 
 def _dask(

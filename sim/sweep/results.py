@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crisp.errors import CrispError, InvariantError
-from crisp.files import atomic
+from crisp.files import atomic, check_readable
 from crisp.run import Run
+from crisp.run_check import COUNTS, NUMBERS
 
 Scalar = str | int | float | bool | None
 Row = dict[str, Scalar]
@@ -23,6 +26,7 @@ Sequences = dict[str, list[int]]  # sequence, tokens, bytes, ns: of each sequenc
 
 MARK = b"crisp.sweep"  # the key in a file's metadata
 _AT_ONCE = 4096  # rows
+_MOST = 1 << 63  # of a column's whole numbers
 _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 SEQUENCES = pa.schema(
     [("cell", pa.string()), *((name, pa.int64()) for name in ("sequence", "tokens", "bytes", "ns"))]
@@ -69,6 +73,43 @@ def sequences_of(run: Run, block_bytes: int) -> Sequences:
         np.bincount(place, values).astype(np.int64).tolist() for values in (steps.rows, *taken)
     )
     return {"sequence": ids.tolist(), "tokens": tokens, "bytes": n_bytes, "ns": ns}
+
+
+def fits(record: Any) -> bool:
+    """Whether it is what a sweep keeps of a cell: its row, and what its sequences took or None."""
+    if not isinstance(record, dict):
+        return False
+    cell, row, own = (record.get(name) for name in ("cell", "row", "sequences"))
+    if not isinstance(row, dict) or not isinstance(cell, str) or row.get("cell") != cell:
+        return False
+    if not all(_is_scalar(name) and _is_scalar(value) for name, value in row.items()):
+        return False
+    if not isinstance(row.get("refused", 0), str | None):
+        return False
+    if row["refused"] is None and not isinstance(row.get("engine"), str):
+        return False
+    if any(type(row.get(name)) not in (int, float, type(None)) for name in (*COUNTS, *NUMBERS)):
+        return False
+    return own is None or _are_sequences(own)
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether a file can hold it."""
+    if isinstance(value, str):
+        return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
+    return value is None or isinstance(value, int) or (type(value) is float and isfinite(value))
+
+
+def _are_sequences(own: Any) -> bool:
+    if not isinstance(own, dict) or sorted(own) != sorted(SEQUENCES.names[1:]):
+        return False
+    columns = list(own.values())
+    return all(
+        isinstance(values, list)
+        and len(values) == len(columns[0])
+        and all(type(value) is int and -_MOST <= value < _MOST for value in values)
+        for values in columns
+    )
 
 
 def save(path: Path, rows: Callable[[], Iterable[Row]], about: Mapping[str, Any]) -> None:
@@ -119,28 +160,64 @@ def load(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> Itera
 
     wanted: which columns.
     """
-    try:
-        file = pq.ParquetFile(path)
-    except (OSError, pa.ArrowException) as error:
-        raise CrispError(f"{path}: is not a parquet file") from error
-    with file:
+    with _opened(path) as file:
         if MARK not in (file.schema_arrow.metadata or {}):
             raise CrispError(f"{path}: was not written by crisp sweep")
-        names = [name for name in file.schema_arrow.names if wanted(name)]
+        names = file.schema_arrow.names
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise CrispError(f"{path}: has the column {twice[0]!a} twice")
+        names = [name for name in names if wanted(name)]
         for batch in file.iter_batches(_AT_ONCE, columns=names):
             yield from batch.to_pylist()
 
 
+def check(path: Path) -> None:
+    """Raise CrispError for a file that a sweep cannot go on from: not of one, or damaged."""
+    next(load(path), None)
+    for number, row in enumerate(load(path, ("cell", "refused", "engine").__contains__), 1):
+        needed = ["cell", "refused", *(["engine"] if row.get("refused") is None else [])]
+        for name in needed:
+            if name not in row or (name != "refused" and not isinstance(row[name], str)):
+                raise CrispError(f"{path}: row {number} has no {name}, as crisp sweep writes it")
+
+
 def load_sequences(path: Path) -> dict[str, Sequences]:
-    """What each sequence of each cell took."""
+    """What each sequence of each cell took; CrispError if `save_sequences` did not write it."""
+    check_sequences(path)
     cells: dict[str, Sequences] = {}
-    table = pq.read_table(path, schema=SEQUENCES)
-    for batch in table.to_batches(_AT_ONCE):
-        for row in batch.to_pylist():
-            own = cells.setdefault(row["cell"], {name: [] for name in SEQUENCES.names[1:]})
-            for name, values in own.items():
-                values.append(row[name])
+    with _opened(path) as file:
+        for batch in file.iter_batches(_AT_ONCE):
+            for row in batch.to_pylist():
+                if None in row.values():
+                    raise CrispError(f"{path}: is damaged: a row has no value")
+                own = cells.setdefault(row["cell"], {name: [] for name in SEQUENCES.names[1:]})
+                for name, values in own.items():
+                    values.append(row[name])
     return cells
+
+
+def check_sequences(path: Path) -> None:
+    """Raise CrispError, without a look at the rows, if `save_sequences` did not write it."""
+    with _opened(path) as file:
+        if not file.schema_arrow.equals(SEQUENCES):
+            raise CrispError(f"{path}: is not what crisp sweep --per-sequence writes")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """A file; CrispError with its name for all that goes wrong while it is read."""
+    check_readable(path)
+    try:
+        file = pq.ParquetFile(path)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise CrispError(f"{path}: is not a parquet file") from error
+    try:
+        with file:
+            yield file
+    except (OSError, ValueError, pa.ArrowException) as error:
+        reason = str(error).partition("\n")[0]
+        raise CrispError(f"{path}: is damaged: {reason}") from error
 
 
 def _wider(kind: type | None, value: Scalar) -> type | None:
@@ -148,7 +225,7 @@ def _wider(kind: type | None, value: Scalar) -> type | None:
     if value is None:
         return kind
     own = type(value)
-    if own is int and not -(1 << 63) <= int(value) < 1 << 63:
+    if own is int and not -_MOST <= int(value) < _MOST:
         own = str
     if kind is None or kind is own:
         return own

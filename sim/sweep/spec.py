@@ -33,6 +33,7 @@ NEEDED = ("trace", "policy", "budget")
 Asked = Mapping[str, str]  # one value for each key that is set, and for each name in braces
 _NAME = re.compile(r"\{([A-Za-z_]\w*)\}")
 _RANGE = ("from", "to", "step")
+_MOST = 1 << 62  # values of a range: Python has no longer sequences
 
 
 class Steps(Sequence[str]):
@@ -112,13 +113,18 @@ class Sweep:
         """``n`` cells at most, from all over the sweep, in its order."""
         draw, each = Random(self.count), -(-n // len(self.grids))
         found = []
-        for grid in self.grids:  # drawn: even steps could meet the same half of a grid every time
-            places = {draw.randrange(grid.count) for _ in range(each)}
-            found += [grid.at(place) for place in sorted(places)]
+        # drawn: even steps could meet the same half of a grid every time
+        for number, grid in enumerate(self.grids):
+            own = None if self._whole(grid) else list(self._places(number, grid))
+            places = {draw.randrange(len(own or ()) or grid.count) for _ in range(each)}
+            found += [grid.at(own[place] if own else place) for place in sorted(places)]
         return found[:n]
 
+    def _whole(self, grid: Grid) -> bool:
+        return self.drawn is None or grid.count <= self.drawn
+
     def _places(self, number: int, grid: Grid) -> Iterator[int]:
-        if self.drawn is None or grid.count <= self.drawn:
+        if self.drawn is None or self._whole(grid):
             place = 0
             while place < grid.count:  # a range may be too long for range()
                 yield place
@@ -231,6 +237,8 @@ def _steps(table: Mapping[str, Any], where: str) -> Steps:
     first, last, step = numbers.values()
     if step <= 0 or last < first:
         raise CrispError(f"{where}: expected a step above 0 and 'to' not below 'from'")
+    if (last - first) / step >= _MOST:
+        raise CrispError(f"{where}: so small a step makes too many values; 2**62 are possible")
     return Steps(first, last, step)
 
 

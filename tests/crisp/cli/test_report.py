@@ -14,6 +14,7 @@ from crisp.run import load, save
 from sim.sweep.results import row_of
 from sim.sweep.results import save as save_sweep
 from tests.crisp.runs import sealed, whole
+from tests.crisp.test_tune import losses, measured
 
 RUN = ("--policy", "lru", "--budget", "30%")
 
@@ -110,3 +111,14 @@ def test_mistakes_are_told_in_a_line(
         done = crisp("report", *arguments)
         assert (done.code, done.out, done.err) == (2, "", f"error: {line}\n")
     assert not page.exists()
+
+
+def test_losses_are_called_by_their_name(crisp: Callable, tmp_path: Path) -> None:
+    file = tmp_path / "loss.json"
+    file.write_text(json.dumps(losses(measured("single", 1.03))))
+    done = crisp("report", file)
+    assert (done.code, done.err) == (
+        2,
+        f"error: {file}: is what crisp eval wrote; report takes runs of simulate, replay, generate "
+        "and sweeps\n",
+    )

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from crisp.cli import asked, sweeping
+from crisp.cli import asked, estimate, sweeping
 from crisp.run import load
 from tests.crisp.cli.test_interrupt import DEADLINE, started, wait_for, workers
 from tests.crisp.cli.toy import toy_trace
@@ -132,7 +132,8 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     assert (again.code, counting.done) == (0, 7)
     cells, estimate, rest = first.out.split("\n", 2)
     assert estimate.startswith("about ")
-    assert again.out == f"{cells}\n{rest}".replace(str(whole), str(out))
+    kept = "3 kept, 7 to run"
+    assert again.out == f"{cells}\n{kept}\n{rest}".replace(str(whole), str(out))
     assert out.read_bytes() == whole.read_bytes()
     beside = tmp_path / "r.sequences.parquet"
     assert beside.read_bytes() == (tmp_path / "whole.sequences.parquet").read_bytes()
@@ -150,11 +151,70 @@ def test_what_earlier_results_hold_is_not_run_again(
     assert crisp(*line, "30%,50%").code == 0
     assert counting.done == 2
     assert list(pd.read_parquet(out)["asked.budget"]) == ["30%", "50%"] * 2
-    assert crisp(*line, "50%").code == 0
-    assert counting.done == 2
-    assert list(pd.read_parquet(out)["asked.budget"]) == ["50%"] * 2
-    assert crisp(*line, "50%", "--per-sequence").code == 0
-    assert counting.done == 4  # of earlier ones nobody knows what each sequence took
+    done = crisp(*line, "30%,50%", "--per-sequence")
+    assert done.out.splitlines()[1] == "0 kept, 4 to run"
+    assert counting.done == 6  # of earlier ones nobody knows what each sequence took
+
+
+def test_rows_that_are_not_asked_for_go_only_when_that_is_said(
+    crisp: Callable[..., Any], trace: Path, tmp_path: Path
+) -> None:
+    out, beside = tmp_path / "r.parquet", tmp_path / "r.sequences.parquet"
+    line = ("sweep", "--trace", trace, "--out", out, "--budget")
+    assert crisp(*line, "30%,50%", "--policy", "lru", "--per-sequence").code == 0
+    before = out.read_bytes(), beside.read_bytes()
+    done = crisp(*line, "50%", "--policy", "lru,fo")
+    told = f"error: {out}: holds 1 row that this sweep does not ask for; --replace drops it\n"
+    assert (done.code, done.err) == (2, told)
+    assert (out.read_bytes(), beside.read_bytes()) == before
+    assert not Path(f"{out}.unfinished").exists()
+
+    assert crisp(*line, "50%", "--policy", "lru,fo", "--replace").code == 0
+    rows = pd.read_parquet(out)
+    assert list(rows["asked.policy"]) == ["lru", "fo"]
+    assert set(pd.read_parquet(beside)["cell"]) == {rows["cell"][0]}  # fo's nobody asked for
+    assert crisp(*line, "50%", "--policy", "fo", "--replace").code == 0
+    assert not beside.exists()
+
+
+def test_an_unfinished_sweep_is_not_lost_to_another_one(
+    crisp: Callable[..., Any], spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "r.parquet"
+    with monkeypatch.context() as patched:
+        patched.setattr(asked, "run", Stopped(3))
+        assert crisp("sweep", spec, "--out", out).code == 130
+    out.unlink()  # as a kill that leaves no time to write
+    done = crisp("sweep", spec, "--hardware", "rtx4090-pcie4", "--out", out)
+    assert done.code == 2
+    assert done.err.startswith(f"error: {out}.unfinished: holds 3 rows that this sweep does not")
+    assert crisp("sweep", spec, "--out", out).out.splitlines()[1] == "3 kept, 7 to run"
+
+
+def test_what_all_rows_share_stands_above_them(
+    crisp: Callable[..., Any], trace: Path, tmp_path: Path
+) -> None:
+    line = ("--trace", trace, "--policy", "lru", "--budget", "30%", "--model", "mixtral-8x7b")
+    both = "rtx4090-pcie4,paper-table1"
+    done = crisp("sweep", *line, "--hardware", both, "--out", tmp_path / "r.parquet")
+    assert done.out.split("\n\n")[1].splitlines() == [
+        f"trace     {trace}, 16 rows, routing of toy",
+        "model     mixtral-8x7b, experts in 16 bits",
+        "run       phase decode, batch 1, granularity expert",
+        "          3 of 32 layers of mixtral-8x7b: tokens/s are of these layers",
+        "          the routing is toy's, the sizes are mixtral-8x7b's",
+    ]
+
+
+def test_compiling_is_announced_once(
+    crisp: Callable[..., Any], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ("sweep", "--trace", trace, "--policy", "lru", "--budget", "30%", "--out")
+    told = "compiling, once: the first cells take a minute"
+    monkeypatch.setattr(estimate, "compiled_before", lambda: False)
+    assert crisp(*line, tmp_path / "r.parquet").out.splitlines()[1] == told
+    assert told not in crisp(*line, tmp_path / "r.parquet").out  # nothing is to be run
+    assert told not in crisp(*line, tmp_path / "s.parquet", "--engine", "simpy").out
 
 
 def test_a_full_disk_keeps_what_is_finished(

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
+from crisp.model import ModelSpec
+from crisp.profile import Profile
 from crisp.run import load
+from crisp.trace import RoutingTrace
+from crisp.workload import split
+from tests.crisp.cli.toy import CONFIG
+from tests.crisp.test_metadata import made
 from tests.crisp.test_tune import losses, measured
 
 WIDTHS = {"uniform(share=0.5)": 1.3, "uniform(share=0.75)": 1.08, "single": 1.03, "full": 1.0}
@@ -102,6 +108,90 @@ def test_what_was_measured_at_another_budget_is_said(
     assert "--width 'resident(floor=0.5)'" in done.out.splitlines()[-1]
 
 
+def told(done: Any) -> list[str]:
+    """The lines about the losses, above the table."""
+    lines = done.out.split("\n\n")[0].partition("losses ")[2].splitlines()
+    return " ".join(line.strip() for line in lines).split("loss.json: ")[1:]
+
+
+def test_losses_of_other_conditions_are_named_above_the_table(
+    crisp: Callable[..., Any], trace: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "loss.json"
+    tiered = "tiered(alpha=0.4,beta=0.7,warm=0.5,cold=0)"
+    own = Profile.from_trace(split(RoutingTrace.load(trace))[0]).digest()
+    same = {"run": "float32 (published in bfloat16) on cpu", "profile": {"sha256": own}}
+    by_name = "models are compared by name: the losses hold no hash of the traced weights"
+
+    def head(**changed: Any) -> str:
+        content = losses(measured(tiered, 1.01))
+        for result in content["results"]:
+            result["settings"] |= same | changed
+        path.write_text(json.dumps(content))
+        done = crisp("tune", trace, "--loss", path, *ASKED)
+        assert done.code == 0
+        assert tiered in done.out.splitlines()[-1]  # used all the same
+        (line,) = told(done)
+        return line
+
+    first = "measured on toy, experts in bfloat16, 8 blocks each"
+    assert head() == f"{first} {by_name}"
+    assert head(profile={"sha256": "ab" * 32}) == (
+        f"{first} {by_name} differs: measured with the counts abababababab, simulated with "
+        f"{own[:12]} (the first 2 of the trace's 4 sequences; run: the rest): they decide {tiered}"
+    )
+    assert head(run="bfloat16 on cuda, torch 2, experts in int4") == (
+        f"{first.replace('bfloat16', 'int4')} {by_name} "
+        "differs: measured with experts in int4, simulated in 16 bits"
+    )
+    assert head(model="boy") == (
+        f"{first.replace('toy', 'boy')} differs: measured on boy, the routing is toy's"
+    )
+    assert head(expert_blocks=4) == (
+        f"{first.replace('8 b', '4 b')} {by_name} differs: measured with 4 blocks an expert, "
+        "simulated with 8: widths are rounded up to whole ones"
+    )
+    assert head(run=None, profile=None) == (
+        f"{first.replace('bfloat16', 'an untold type')} {by_name} the losses do not say in which "
+        "type experts were the losses do not say which counts they were measured with: they "
+        f"decide {tiered}"
+    )
+
+
+def test_of_a_prepared_model_the_weights_are_compared(
+    crisp: Callable[..., Any], trace: Path, tmp_path: Path
+) -> None:
+    path, metadata = tmp_path / "loss.json", tmp_path / "crisp.safetensors"
+    found = made(ModelSpec.from_config(CONFIG, "toy"))
+    found.save(metadata)
+    counts = found.profile().digest()
+
+    def head(**profile: str) -> str:
+        content = losses(measured("tiered(alpha=0.4,beta=0.7,warm=0.5,cold=0)", 1.01))
+        for result in content["results"]:
+            result["settings"] |= {
+                "model": "prepared", "run": "bfloat16 on cuda", "expert_blocks": 4,
+                "profile": {"sha256": counts} | profile,
+            }  # fmt: skip
+        path.write_text(json.dumps(content))
+        done = crisp("tune", trace, "--loss", path, *ASKED, "--metadata", metadata, "--block", "64")
+        assert done.code == 0, done.err
+        (line,) = told(done)
+        return line.removeprefix("measured on prepared, experts in bfloat16, 4 blocks each").strip()
+
+    assert head(weights=found.weights) == ""
+    assert head(weights="cd" * 32) == (
+        "differs: measured on weights cdcdcdcdcdcd, the metadata is of abababababab"
+    )
+    assert head() == (
+        "measured on prepared, the routing is toy's: the losses hold no hash that tells whether it "
+        "is the prepared one"
+    )
+    assert head(weights=found.weights, sha256="00" * 32).startswith(
+        f"differs: measured with the counts 000000000000, simulated with {counts[:12]} "
+    )
+
+
 def test_what_the_trace_cannot_do_is_said(
     crisp: Callable[..., Any], trace: Path, tmp_path: Path
 ) -> None:
@@ -121,6 +211,7 @@ def test_what_the_trace_cannot_do_is_said(
         (("--minimise", "energy", "--hardware", "paper-table1"), "--minimise energy: paper-table1"),
         (("--max-loss", "much"), "--max-loss: 'much' is not a number"),
         (("--max-loss=-1%",), "--max-loss -1%: must not be below 0"),
+        (("--max-loss", "10"), "--max-loss 10: above 100 %; ten per cent is 10% or .1"),
         (("--loss", "nowhere.json"), "nowhere.json: cannot be read"),
         (("--loss", "."), "--loss .: is a folder"),
         (("--budget", "200%"), "budget '200%': above 100 %"),

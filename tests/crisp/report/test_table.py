@@ -129,3 +129,16 @@ def test_a_run_that_is_given_twice_is_there_once() -> None:
     again = joined([from_runs([whole(hit_rate=0.1)]), from_runs([whole(hit_rate=0.2)])])
     assert again.metric("hit_rate") == [0.1, 0.2]
     assert isinstance(again, Table)
+
+
+def test_what_a_sweep_refused_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "results.parquet"
+    first = {"cell": "0", "refused": None} | row_of(whole())
+    refused = {"cell": "1", "refused": "alpha must not be above beta"}
+    save(path, lambda: iter([refused, first]), {})
+    table = from_parquet(path)
+    assert table.rows == 1
+    assert "refused" not in (*table.settings, *table.metrics)
+    save(path, lambda: iter([refused | {"refused": "no"}, {**first, "refused": "no"}]), {})
+    with pytest.raises(CrispError, match=r"holds no run, every cell is refused$"):
+        from_parquet(path)

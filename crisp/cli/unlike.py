@@ -1,0 +1,101 @@
+"""Under which conditions losses were measured, and where what is simulated has others."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from textwrap import wrap
+
+from crisp.cli.setup import Setup, other_geometry
+from crisp.metadata import Metadata
+from crisp.policy import named
+from crisp.quantised import STORED
+from crisp.tune import Losses
+
+_WIDTH = 100
+_SHOWN = 12  # digits of a hash
+_BITS = {"bfloat16": Fraction(16), "float16": Fraction(16), "float32": Fraction(32)} | STORED
+
+
+def conditions(setup: Setup, losses: Losses, file: str) -> list[str]:
+    """Lines for the title; each difference has one of its own.
+
+    Losses stay usable where something differs: whether they hold there is the reader's to say.
+    """
+    told = (
+        f"{file}: measured on {losses.model}, experts in {losses.dtype or 'an untold type'}, "
+        f"{losses.expert_blocks} blocks each"
+    )
+    differing = [*_model(setup, losses), *_stored(setup, losses), *_blocks(setup, losses)]
+    differing += _counts(setup, losses)
+    return [
+        line
+        for first, text in [("losses", told), *(("", line) for line in differing)]
+        for line in wrap(
+            text, _WIDTH, initial_indent=f"{first:<10}", subsequent_indent=" " * 10,
+            break_on_hyphens=False,
+        )
+    ]  # fmt: skip
+
+
+def _model(setup: Setup, losses: Losses) -> list[str]:
+    trace = setup.routing.simulated
+    traced, lines = trace.header.model, list[str]()
+    metadata = setup.source.metadata
+    if metadata is not None and losses.weights is not None:
+        # a prepared model is called as its folder: its weights tell
+        own = Metadata.load(metadata).weights
+        if own != losses.weights:
+            lines.append(
+                f"differs: measured on weights {losses.weights[:_SHOWN]}, the metadata is of "
+                f"{own[:_SHOWN]}"
+            )
+    elif traced is None:
+        lines.append("the trace does not say which model it is of: it may be another one")
+    elif traced != losses.model and metadata is not None:
+        lines.append(
+            f"measured on {losses.model}, the routing is {traced}'s: the losses hold no hash that "
+            "tells whether it is the prepared one"
+        )
+    elif traced != losses.model:
+        lines.append(f"differs: measured on {losses.model}, the routing is {traced}'s")
+    else:
+        lines.append("models are compared by name: the losses hold no hash of the traced weights")
+    if other_geometry(setup.spec, trace) and setup.spec.name != losses.model:
+        lines.append(f"differs: measured on {losses.model}, the sizes are {setup.spec.name}'s")
+    return lines
+
+
+def _stored(setup: Setup, losses: Losses) -> list[str]:
+    if losses.dtype is None:
+        return ["the losses do not say in which type experts were"]
+    if _BITS.get(losses.dtype) == setup.spec.bits:
+        return []
+    return [
+        f"differs: measured with experts in {losses.dtype}, simulated in "
+        f"{float(setup.spec.bits):g} bits"
+    ]
+
+
+def _blocks(setup: Setup, losses: Losses) -> list[str]:
+    if losses.expert_blocks == setup.spec.n_blocks:
+        return []
+    return [
+        f"differs: measured with {losses.expert_blocks} blocks an expert, simulated with "
+        f"{setup.spec.n_blocks}: widths are rounded up to whole ones"
+    ]
+
+
+def _counts(setup: Setup, losses: Losses) -> list[str]:
+    """Of counts of combinations, where widths are decided by them."""
+    widths = [loss.width for loss in losses.rows
+              if named(loss.policy, width=loss.width, prefetch="none").width.counted]  # fmt: skip
+    own = setup.routing.profile.digest()
+    if not widths or losses.profile == own:
+        return []
+    decided = f"they decide {', '.join(dict.fromkeys(widths))}"
+    if losses.profile is None:
+        return [f"the losses do not say which counts they were measured with: {decided}"]
+    return [
+        f"differs: measured with the counts {losses.profile[:_SHOWN]}, simulated with "
+        f"{own[:_SHOWN]} ({setup.routing.how.removeprefix('profile: ')}): {decided}"
+    ]

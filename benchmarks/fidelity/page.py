@@ -151,6 +151,9 @@ def _against_raw(runs: list[Record]) -> str:
         "loading over the rest": lambda row: f"{_loading(row):.0f}",
         "over raw": lambda row: f"{median(map(_over_raw, row)):.3f}",
         "quartiles": lambda row: _quartiles(list(map(_over_raw, row)), 3),
+        "loads alone": lambda row: (
+            f"{median(2 * r['link_ns'] / sum(r['raw_ns']) for r in row):.3f}"
+        ),
     }
     told = "In no cell does loading dominate so far."
     if own:
@@ -164,7 +167,11 @@ def _against_raw(runs: list[Record]) -> str:
         "blocks in the same order, into huge pages too, one right after the other: the mean of\n"
         "the readings right before and right after each run. Granularity block; the middle of\n"
         f"{len(rows[0])} runs. What a run loads the one before has loaded too, and a disk may\n"
-        "have a cache.\n" + told + "\n\n" + _markdown(columns, rows)
+        "have a cache. Loads alone: without the time in which the link waits; they are slower\n"
+        "than plain reads, for computing beside them takes memory and processor.\n"
+        + told
+        + "\n\n"
+        + _markdown(columns, rows)
     )
 
 

@@ -57,7 +57,7 @@ def main() -> None:
 
     def ours(x: Any, turn: int, width: int) -> None:
         first = n * (turn % EXPERTS)
-        arithmetic.add(Piece(work(x, width), 0, range(first, first + width)))
+        arithmetic.add(Piece(work(arithmetic.inputs(x), width), 0, range(first, first + width)))
 
     def theirs(x: Any, turn: int, width: int) -> None:
         """One linear layer of each block and projection, which is where the weights lie."""

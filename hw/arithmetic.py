@@ -18,7 +18,7 @@ from crisp.adapter import need
 from crisp.quantised import BITS
 from hw.batch import Work
 from hw.cpu_groups import SIXTEEN
-from hw.cpu_kernels import GELU, GPT_OSS, POOL_TYPES, SILU, back, front, run
+from hw.cpu_kernels import GELU, GPT_OSS, POOL_TYPES, SILU, back, front, run, weigh
 from hw.device import Piece
 from hw.errors import DeviceError
 from hw.store import Store
@@ -69,13 +69,16 @@ class Arithmetic:
             self._helpers.shutdown()
         self._pool = self._rest = None  # a part of it, however small, would keep all
 
+    def inputs(self, hidden: Any) -> Any:
+        """A caller's rows [n, d_model] as they are computed with: float32, for int4 reordered."""
+        rows = hidden.detach().float().numpy()
+        return rows if self._order is None else rows.take(self._order, 1)
+
     def add(self, piece: Piece) -> None:
         """Add the piece's blocks to its work's sums."""
         work, first, last = piece.work, piece.first, piece.first + len(piece.slots)
         if work.inputs is None:
-            rows = work.hidden[self._torch.from_numpy(work.rows)]
-            inputs = rows.detach().float().numpy()
-            work.inputs = inputs if self._order is None else inputs.take(self._order, 1)
+            work.inputs = work.hidden[work.rows]
             work.sums = np.zeros_like(work.inputs)
         neurons = self._neurons[first:last]
         self._run(work.inputs, piece.slots, work.counts[first:last], neurons, work.sums)
@@ -84,7 +87,7 @@ class Arithmetic:
         """Sums times weights, summed over experts by ascending id: [rows, d_model] float32."""
         out = np.zeros((rows, self._spec.d_model), np.float32)
         for work in sorted(works, key=lambda work: work.expert):
-            out[work.rows] += work.sums * work.weights[:, None]  # no row twice
+            weigh(work.sums, work.weights, work.rows, out)
         return self._torch.from_numpy(out)
 
     def _run(

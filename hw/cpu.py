@@ -1,7 +1,8 @@
 """The cpu device: experts on disk, cached in memory, computed by the processor.
 
-One thread reads from the disk into the slots, another computes on them. Both leave Python's lock
-alone while they work, and hand over to each other without a third.
+The disk fills the slots, begun by whoever hands a load over (`hw.aio`); one thread sees it end,
+another computes. Both leave Python's lock alone while they work, and hand over to each other
+without a third.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,10 +55,11 @@ class CpuDevice:
         self._files = Files(store)
         try:
             memory = anonymous(size, f"a pool of {slots:,} blocks")
-            self._places = memoryview(memory)
             self.pool: Any = np.frombuffer(memory, np.uint8).reshape(slots, self._stride)
             self.pool[:, :: mmap.PAGESIZE] = 0  # all of it is there from now on
-            self._files.choose_size(self._places)
+            places = memoryview(memory)
+            self._files.choose_size(places)
+            self._slots = [places[at : at + self._stride] for at in range(0, size, self._stride)]
             self._arithmetic = Arithmetic(store, self.pool, threads)
         except BaseException:
             self._files.close()
@@ -81,6 +84,7 @@ class CpuDevice:
             "threads": self._threads,
             "read_bytes": self._files.read_bytes,
             "direct": self._files.direct,
+            "asynchronous": self._files.asynchronous,
             "why_not_direct": self._files.why_not_direct,
             "link_limit": self._limit,
             "verify": self._verify,
@@ -91,8 +95,8 @@ class CpuDevice:
         return time.monotonic_ns()
 
     def place(self, hidden: Any) -> Any:
-        """They are where they are needed."""
-        return hidden
+        """Their numbers as float32, which is what is computed with."""
+        return self._arithmetic.inputs(hidden)
 
     def upload(self, tensor: Any) -> Any:
         """It is there."""
@@ -104,9 +108,12 @@ class CpuDevice:
         return found
 
     def copy(self, request: Copy, done: Done) -> None:
-        """Read blocks from the disk."""
-        start = self.clock()
-        self._link.submit(lambda: self._read(request, start), done)
+        """Read blocks from the disk: begun by the caller, where the system can."""
+        if self.pool is None:  # closed
+            return
+        start, places = self.clock(), [self._slots[slot] for slot in request.slots]
+        ended = self._files.begin(request.row, request.expert, request.first, places)
+        self._link.submit(partial(self._end, request, places, ended, start), done)
 
     def compute(self, piece: Piece, done: Done) -> None:
         """Compute blocks of a task."""
@@ -135,17 +142,20 @@ class CpuDevice:
         self._files.close()
         self._arithmetic.close()
         self.pool = None
-        self._places = memoryview(b"")
+        self._slots = []
 
-    def _read(self, request: Copy, start: int) -> None:
-        row, expert, first, slots = request
-        stride = self._stride
-        places = [self._places[slot * stride : (slot + 1) * stride] for slot in slots]
-        self._files.read(row, expert, first, places)
+    def _end(
+        self,
+        request: Copy,
+        places: Sequence[memoryview],
+        ended: Callable[[], None],
+        start: int,
+    ) -> None:
+        ended()
         if self._verify:
             self._check_blocks(request, places)
         if self._pace is not None:
-            self._pace.wait(start, len(slots) * stride)
+            self._pace.wait(start, len(places) * self._stride)
 
     def _check_blocks(self, request: Copy, places: Sequence[memoryview]) -> None:
         row, expert, first, _ = request

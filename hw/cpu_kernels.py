@@ -244,3 +244,12 @@ def run(
     """All of it by one thread."""
     front(x, pool, rest, slots, counts, neurons, block, matrix, behind, kind, biased, hidden, 0, 1)
     back(pool, rest, slots, counts, neurons, block, matrix, behind, biased, hidden, out, 0, 1)
+
+
+@_compiled
+def weigh(sums: Any, weights: Any, rows: Any, out: Any) -> None:
+    """out[rows] += sums times weights, rounded in between; no row stands there twice."""
+    for i in range(len(rows)):
+        own, into, weight = sums[i], out[rows[i]], weights[i]
+        for j in range(len(own)):
+            into[j] += own[j] * weight

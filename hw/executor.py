@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
@@ -60,7 +61,8 @@ class Executor:
         self._over.set()
         self._begun = threading.Event()  # every piece of the event is with the compute stream
         self._blocks = 0  # of the event that are not
-        self._sum: Callable[[], Any] = lambda: None  # of the last event's outputs
+        self._sum: Callable[[], Callable[[], Any]] = _nothing  # begins it, of the last event
+        self._total: Callable[[], Any] = _nothing()
         self._failure: BaseException | None = None
         self._load_since = self._piece_since = 0
         self._step = -1
@@ -103,13 +105,15 @@ class Executor:
         works: Callable[[], Mapping[int, Work]],
         n: int,
     ) -> Callable[[], Any]:
-        """Execute an event whose layer's attention and router are done.
+        """Begin an event whose layer's attention and router are done, when the last one is over.
 
-        works: makes what each task computes, by expert; asked when the first load is on its way.
-        Returns, when the last piece has begun, what gives the outputs of its ``n`` rows, summed
-        with the router's weights: [n, d_model] float32, computed when the device says so. Whoever
-        needs none need not wait for them. Raises what a stream failed with.
+        works: makes what each task computes, by expert; asked while the last event ends, or when
+        the first load is on its way.
+        Returns what gives the outputs of its ``n`` rows, summed with the router's weights:
+        [n, d_model] float32, when the last piece has begun, computed when the device says so. It
+        is called before the next event, or never. Both raise what a stream failed with.
         """
+        made = None if self._over.is_set() else works()
         self._settle()
         with self._lock:
             if self._failure is not None:  # a prefetch failed just now
@@ -125,20 +129,26 @@ class Executor:
                 self._begun.set()
                 self._end_event(started)
             self._begin_load()
-            self._works = made = works()
+            self._works = made = works() if made is None else made
             self._begin_piece()
             self._held_ns += perf_counter_ns() - begin
+        self._total()  # of the event before the last: it is there
+        self._total = self._sum()  # of the last one, if nobody has asked
+        self._sum = partial(self._combine, made, n)
+        return self._outputs
+
+    def _outputs(self) -> Any:
+        """Of the last event."""
         self._wait(self._begun)
-        self._sum()  # of the event before: it is there
-        self._sum = total = self.device.combine([work for _, work in sorted(made.items())], n)
+        found = self._sum()()
+        self._sum = _nothing
+        if self._failure is not None:  # a piece that was begun: nothing of it may be used
+            raise self._failure
+        return found
 
-        def outputs() -> Any:
-            found = total()
-            if self._failure is not None:  # a piece that was begun: nothing of it may be used
-                raise self._failure
-            return found
-
-        return outputs
+    def _combine(self, works: Mapping[int, Work], n: int) -> Callable[[], Any]:
+        """Launch the sum of an event whose last piece has begun."""
+        return self.device.combine([work for _, work in sorted(works.items())], n)
 
     def host_times(self, lookup_ns: int) -> HostTimes:
         """What deciding took until now; ``lookup_ns`` of the caller's."""
@@ -151,7 +161,8 @@ class Executor:
             now = self._now()
             self._flush(now, always=True)
             self._failure = _Finished()  # a prefetch that still arrives starts nothing
-        self._sum()
+        self._total()
+        self._sum()()
         self.device.synchronise()
         return now
 
@@ -291,6 +302,10 @@ def measured_run(
         energy=energy,
         host=executor.host_times(lookup_ns),
     )
+
+
+def _nothing() -> Callable[[], None]:
+    return lambda: None
 
 
 class _Finished(Exception):

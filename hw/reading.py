@@ -7,10 +7,13 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from crisp.model import PAGE
+from hw.aio import AsynchronousRead
 from hw.errors import DeviceError
 from hw.pack_format import header
 from hw.store import Store
@@ -18,6 +21,9 @@ from hw.store import Store
 SIZES = (1 << 18, 1 << 20, 1 << 22, 1 << 24)  # bytes of one system call that are tried
 _TRIAL = 1 << 24  # bytes that are read to try one
 _MOST_PLACES = 1024  # of one system call (IOV_MAX)
+
+Begun = Callable[[], int]
+"""a read that has begun: waits for it, and gives its bytes as preadv does"""
 
 
 class Files:
@@ -30,6 +36,7 @@ class Files:
         self.why_not_direct = refused and f"{store.path}: O_DIRECT is refused: {refused}"
         self.direct = refused is None
         self._files: list[int] = []
+        self._early = AsynchronousRead.opened() if self.direct else None
         self.read_bytes = SIZES[-1]
         try:
             for row, path in enumerate(store.files):
@@ -39,8 +46,15 @@ class Files:
             self.close()
             raise
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether `begin` begins anything."""
+        return self._early is not None
+
     def close(self) -> None:
-        """Close all files; more than once is fine."""
+        """Close all files, when nothing is read from them; more than once is fine."""
+        if self._early is not None:
+            self._early.close()
         while self._files:
             file = self._files.pop()
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -55,10 +69,29 @@ class Files:
         Raises DeviceError, naming the file, for whatever the system says, and for a file that has
         become shorter.
         """
-        path, file = self._store.files[row], self._files[row]
-        start = offset = self._store.offset(row, expert, first) + at
-        for pieces in _requests(places, self.read_bytes):
-            offset = self._fill(path, file, offset, pieces)
+        start = self._store.offset(row, expert, first) + at
+        self._read(row, start, _requests(places, self.read_bytes))
+
+    def begin(
+        self, row: int, expert: int, first: int, places: Sequence[memoryview]
+    ) -> Callable[[], None]:
+        """Begin what `read` does. What is returned ends it, in any thread, and must be called
+        before the next begins; it raises what `read` does.
+        """
+        start, requests = self._store.offset(row, expert, first), _requests(places, self.read_bytes)
+        own = next(requests)
+        early, file = self._early, self._files[row]
+        begun = early.end if early is not None and early.begin(file, own, start) else None
+        return partial(self._read, row, start, chain((own,), requests), begun)
+
+    def _read(
+        self, row: int, start: int, requests: Iterable[list[memoryview]], begun: Begun | None = None
+    ) -> None:
+        """All requests, of which the first may have begun."""
+        path, file, offset = self._store.files[row], self._files[row], start
+        for pieces in requests:
+            offset = self._fill(path, file, offset, pieces, begun)
+            begun = None
         self._forget(file, start, offset - start)
 
     def choose_size(self, buffer: memoryview, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -107,13 +140,21 @@ class Files:
         if not self.direct:
             os.posix_fadvise(file, start, length, os.POSIX_FADV_DONTNEED)
 
-    def _fill(self, path: Path, file: int, offset: int, places: list[memoryview]) -> int:
+    def _fill(
+        self,
+        path: Path,
+        file: int,
+        offset: int,
+        places: list[memoryview],
+        begun: Begun | None = None,
+    ) -> int:
         """Fill the places with the file's bytes from ``offset`` on; returns where they end."""
         while places:
             try:
-                count = os.preadv(file, places, offset)
+                count = begun() if begun else os.preadv(file, places, offset)
             except OSError as error:
                 raise DeviceError(f"{path}: cannot be read: {error.strerror or error}") from error
+            begun = None
             if self.direct:
                 count -= count % PAGE  # one cannot go on from the middle of a page
             if not count:

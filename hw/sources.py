@@ -113,10 +113,10 @@ class Straight:
         self._files, self._pool = files, pool
 
     def begin(self, request: Copy) -> Callable[[], None]:
-        """The thread reads."""
+        """The disk is at it, where the system can; else the thread reads."""
         row, expert, first, slots = request
         places = [memoryview(self._pool[slot].numpy()) for slot in slots]
-        return lambda: self._files.read(row, expert, first, places)
+        return self._files.begin(row, expert, first, places)
 
     def resolve(self, slots: Sequence[int]) -> Sequence[int]:
         """They lie where they were read to."""

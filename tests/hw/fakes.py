@@ -28,6 +28,7 @@ class FakeDevice:
         self.labels: list[Label | None] = [None] * slots
         self.row = -1  # of the running event, for the label
         self.copies: list[Copy] = []
+        self.summed: list[list[int]] = []  # the experts whose outputs were, event by event
         self.fail_at: int | None = None  # the copy, counted from 0, that fails
         self._random, self._slowest = random.Random(seed), slowest
         self._queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue(), queue.SimpleQueue()]
@@ -53,6 +54,7 @@ class FakeDevice:
 
     def combine(self, works: Sequence[Work], rows: int) -> Callable[[], list[tuple[int, Any]]]:
         self._drain(self._queues[1])
+        self.summed.append([work.expert for work in works])
         return lambda: [(work.expert, work.sums) for work in works]
 
     def check(self) -> None:

@@ -138,7 +138,7 @@ def test_the_sum_is_that_of_double_precision(store: Store) -> None:
         arithmetic = Arithmetic(store, pool_of(store, slots, 2 * n_blocks + 1), 1)
         x = hidden(store, rows)
         x[0] *= 30 if store.activation == "gpt_oss" else 1  # as far as its clamps, of both signs
-        one = work(x, widths)
+        one = work(arithmetic.inputs(x), widths)
         arithmetic.add(Piece(one, 0, slots[: max(widths)]))
         for row, got in zip(one.rows, one.sums, strict=True):
             exact, size = expected(store, x[row], widths[row])
@@ -157,7 +157,9 @@ def test_the_same_to_the_bit_in_pieces_or_at_once_anywhere_with_any_threads(stor
         slots = [int(slot) for slot in draw.permutation(total)[:n_blocks]]
         arithmetic = Arithmetic(store, pool_of(store, slots, total), threads)
         arithmetic.prepare()
-        one = work(hidden(store, 17), [min(width, n_blocks) for width in WIDTHS[17]])
+        one = work(
+            arithmetic.inputs(hidden(store, 17)), [min(width, n_blocks) for width in WIDTHS[17]]
+        )
         ends = {0: [n_blocks], 1: [1, n_blocks]}.get(cuts, list(range(1, n_blocks + 1)))
         widest, first = len(one.counts), 0
         for end in dict.fromkeys(min(end, widest) for end in ends):
@@ -174,10 +176,10 @@ def test_a_row_does_not_depend_on_those_beside_it(small: Store) -> None:
     slots = list(range(small.spec.n_blocks))
     arithmetic = Arithmetic(small, pool_of(small, slots, len(slots)), 1)
     x = hidden(small, 17)
-    together = work(x, [1 + i % 7 for i in range(17)])
+    together = work(arithmetic.inputs(x), [1 + i % 7 for i in range(17)])
     arithmetic.add(Piece(together, 0, slots))
     for row, got in zip(together.rows, together.sums, strict=True):
-        alone = work(x[row : row + 1], [1 + int(row) % 7])
+        alone = work(arithmetic.inputs(x[row : row + 1]), [1 + int(row) % 7])
         arithmetic.add(Piece(alone, 0, slots[: 1 + int(row) % 7]))
         np.testing.assert_array_equal(alone.sums[0], got)
 
@@ -188,7 +190,7 @@ def test_great_numbers_stay_what_they_are(small: Store) -> None:
     arithmetic = Arithmetic(small, pool_of(small, slots, len(slots)), 1)
     x = hidden(small, 2, loud=1e4)
     x[1, 5] = math.nan
-    one = work(x, [7, 7])
+    one = work(arithmetic.inputs(x), [7, 7])
     arithmetic.add(Piece(one, 0, slots))
     exact, size = expected(small, x[0], 7)
     assert np.abs(one.sums[0] - exact).max() <= 1e-5 * size.max()
@@ -225,7 +227,7 @@ def test_no_weight_is_copied(threads: int, dtype: str, tmp_path: Path, watched: 
     store = pack_synthetic(shape, tmp_path / "store", dtype=dtype)
     arithmetic = Arithmetic(store, pool_of(store, [0, 1], 2), threads)
     arithmetic.prepare()
-    one = work(hidden(store, 1), [2])
+    one = work(arithmetic.inputs(hidden(store, 1)), [2])
     arithmetic.add(Piece(one, 0, [0]))
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]

@@ -168,7 +168,8 @@ def test_what_it_says_of_itself(store: Store) -> None:
         said = device.describe()
         assert len(threading.enumerate()) > 2
     assert set(said) == {
-        "name", "threads", "read_bytes", "direct", "why_not_direct", "link_limit", "verify"
+        "name", "threads", "read_bytes", "direct", "asynchronous", "why_not_direct", "link_limit",
+        "verify",
     }  # fmt: skip
     assert (said["name"], said["threads"], said["link_limit"]) == ("cpu", 2, 5)
     assert said["verify"]

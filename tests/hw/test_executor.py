@@ -69,8 +69,13 @@ def case(seed: int, tokens: int = 12) -> Case:
     return Case(made, fit(SPEC, made), policy, budget, Profile.from_trace(counted), conditions, "x")
 
 
-def execute(one: Case, device_seed: int) -> tuple[Any, list[list[int]], list[Any], FakeDevice]:
-    """(timeline, residency after each event, outputs, device) of a run on the fake device."""
+def execute(
+    one: Case, device_seed: int, asked: Callable[[Event], bool] = lambda event: True
+) -> tuple[Any, list[list[int]], list[Any], FakeDevice]:
+    """(timeline, residency after each event, outputs, device) of a run on the fake device.
+
+    asked: of which events outputs are.
+    """
     scheduler, workload, everything = one.scheduler(None), one.workload(), Everything()
     recorder = Recorder([everything], one.conditions.by_block)
     needed = slots_needed(one.spec, one.capacity(), scheduler.ahead is not None)
@@ -89,7 +94,10 @@ def execute(one: Case, device_seed: int) -> tuple[Any, list[list[int]], list[Any
             assert event.experts is not None
             tasks = union(event.experts, workload.widths(event, executor.residents))
             works = labelled(one, event, tasks)
-            outputs.append(executor.event(event.layer, tasks, event.guess, works, 1)())
+            output = executor.event(event.layer, tasks, event.guess, works, 1)
+            if not asked(event):
+                continue
+            outputs.append(output())
             if scheduler.ahead is None:
                 assert slots.resident() == states[-1]
                 assert slots.free == needed - sum(states[-1])
@@ -129,6 +137,23 @@ def test_the_same_decisions_as_in_simulation(seed: int) -> None:
     assert of_kind(rows, LOAD) == of_kind(expected_rows, LOAD)
     assert sorted(of_kind(rows, COMPUTE)) == sorted(of_kind(expected_rows, COMPUTE))
     assert states == expected_states
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_event_is_summed_once_whether_anybody_asks_or_not(seed: int) -> None:
+    one, draw = case(seed), random.Random(seed)
+    asked = [draw.random() < 0.5 for _ in range(len(one.trace.experts) * LAYERS)]
+    turns = iter(asked)
+    rows, _, outputs, device = execute(one, seed, asked=lambda event: next(turns))
+    every = execute(one, seed + 1)
+    assert of_kind(rows, LOAD) == of_kind(every[0], LOAD)
+    assert device.summed == every[3].summed
+    assert len(device.summed) == int(rows[:, EVENT].max()) + 1
+    experts = [[expert for expert, _ in output] for output in every[2]]
+    assert device.summed == experts
+    assert [[expert for expert, _ in output] for output in outputs] == [
+        own for own, ask in zip(experts, asked, strict=False) if ask
+    ]
 
 
 @pytest.mark.parametrize("seed", range(24))

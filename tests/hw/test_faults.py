@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from crisp.model import ModelSpec
 from crisp.policy import named
 from crisp.tasks import Task
 from crisp.timeline import Recorder
+from hw.aio import AsynchronousRead
 from hw.batch import Work
 from hw.cpu import CpuDevice
 from hw.device import Copy
@@ -297,29 +298,43 @@ def said(capsys: pytest.CaptureFixture[str], store: Store, *more: str) -> str:
     return lines[0]
 
 
+def before_reads(patch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Of both kinds."""
+    real, end = os.preadv, AsynchronousRead.end
+
+    def preadv(*arguments: Any) -> int:
+        act()
+        return real(*arguments)
+
+    def begun(self: AsynchronousRead) -> int:
+        act()
+        return end(self)
+
+    patch.setattr(os, "preadv", preadv)
+    patch.setattr(AsynchronousRead, "end", begun)
+
+
 def test_faults_are_one_line(
     own: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, count = os.preadv, [0]
+    count = [0]
 
-    def broken(*arguments: Any) -> int:
+    def broken() -> None:
         count[0] += 1
         if count[0] > 30:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(*arguments)
 
-    def shrinking(*arguments: Any) -> int:
+    def shrinking() -> None:
         count[0] += 1
         if count[0] == 30:
             for path in own.files:
                 os.truncate(path, 8192)
-        return real(*arguments)
 
     def dying(*_: Any) -> None:
         raise ValueError("boom")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "preadv", broken)
+        before_reads(patch, broken)
         assert "cannot be read: Input/output error" in said(capsys, own)
     with monkeypatch.context() as patch:
         patch.setattr("hw.memory.available", lambda: 1000)
@@ -333,7 +348,7 @@ def test_faults_are_one_line(
     assert "layer 2, is not what was written" in said(capsys, own, "--verify")
     with monkeypatch.context() as patch:
         count[0] = 0
-        patch.setattr(os, "preadv", shrinking)
+        before_reads(patch, shrinking)
         assert re.search(r"layer-\d+\.safetensors: ends at byte \d+", said(capsys, own))
 
 

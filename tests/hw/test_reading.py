@@ -8,7 +8,8 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from crisp.model import ModelSpec
 from hw import reading
+from hw.aio import AsynchronousRead
 from hw.errors import DeviceError
 from hw.packing import pack_synthetic
 from hw.reading import Files, Pace, _requests
@@ -113,6 +115,120 @@ def test_short_reads_are_gone_on_with(
 
     monkeypatch.setattr(os, "preadv", short)
     assert read(files, places, 1, 2, 0, 7) == content(store, 1, 2, 0, 7)
+    files.close()
+
+
+def begun_here_ended_there(files: Files, places: list[memoryview], *which: int) -> bytes:
+    row, expert, first, last = which
+    end = files.begin(row, expert, first, places[: last - first])
+    failures = list[BaseException]()
+
+    def ending() -> None:
+        try:
+            end()
+        except DeviceError as error:
+            failures.append(error)
+
+    other = threading.Thread(target=ending)
+    other.start()
+    other.join()
+    if failures:
+        raise failures[0]
+    return b"".join(bytes(place) for place in places[: last - first])
+
+
+@pytest.mark.parametrize("read_bytes", [4096, STRIDE, 3 * STRIDE, 1 << 24])
+@pytest.mark.parametrize("where", ["asynchronous", "page cache", "no such calls", "refused"])
+def test_a_read_begins_here_and_ends_there(
+    store: Store, places: list[memoryview], monkeypatch: pytest.MonkeyPatch,
+    read_bytes: int, where: str,
+) -> None:  # fmt: skip
+    """Whatever of it the system does by itself: of all requests it is the first at the most."""
+    if where == "page cache":
+        refuse_direct(monkeypatch)
+    if where == "no such calls":
+        monkeypatch.setattr("hw.aio._CALLS", {})
+    files = opened(store, read_bytes)
+    assert not files.asynchronous or where in ("asynchronous", "refused")
+    if where == "refused" and files.asynchronous:
+        monkeypatch.setattr(files._early, "_submit", -1)
+    for which in [(0, 0, 0, 7), (1, 7, 6, 7), (0, 3, 2, 5)]:
+        assert begun_here_ended_there(files, places, *which) == content(store, *which)
+    assert bytes(places[7]) == b"\xee" * STRIDE
+    files.close()
+    files.close()
+
+
+@pytest.fixture
+def early(places: list[memoryview]) -> Iterator[AsynchronousRead]:
+    made = AsynchronousRead.opened()
+    if made is None:
+        pytest.skip("this system reads nothing asynchronously")
+    yield made
+    made.close()
+
+
+def test_no_more_places_than_there_is_room_for(store: Store, early: AsynchronousRead) -> None:
+    """64 pages begin, 65 do not."""
+    with mmap.mmap(-1, 65 * 4096) as memory, memoryview(memory) as whole:
+        pages = [whole[at : at + 4096] for at in range(0, len(memory), 4096)]
+        file = os.open(store.files[0], os.O_RDONLY)
+        assert not early.begin(file, pages, 0)
+        assert early.begin(file, pages[:64], 0)
+        assert early.end() == 64 * 4096
+        assert whole[: 64 * 4096] == store.files[0].read_bytes()[: 64 * 4096]
+        os.close(file)
+        for page in pages:
+            page.release()
+
+
+def test_closing_waits_for_what_is_on_its_way(
+    store: Store, places: list[memoryview], early: AsynchronousRead
+) -> None:
+    """When it has returned nothing is written to memory any more."""
+    file = os.open(store.files[0], os.O_RDONLY | os.O_DIRECT)
+    assert early.begin(file, places, 0)
+    early.close()
+    os.close(file)
+    before = [bytes(place) for place in places]
+    time.sleep(0.05)
+    assert before == [bytes(place) for place in places]
+
+
+def test_a_begun_read_that_falls_short_is_gone_on_with(
+    store: Store, places: list[memoryview], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the last whole page: nothing behind it counts, whatever lies there."""
+    files = opened(store, 1 << 24)
+    if not files.asynchronous:
+        pytest.skip("this system reads nothing asynchronously")
+    real = AsynchronousRead.end
+
+    def short(self: AsynchronousRead) -> int:
+        assert real(self) == 7 * STRIDE
+        places[2][5000:] = bytes(STRIDE - 5000)
+        for place in places[3:7]:
+            place[:] = bytes(STRIDE)
+        return 2 * STRIDE + 5000
+
+    monkeypatch.setattr(AsynchronousRead, "end", short)
+    assert begun_here_ended_there(files, places, 1, 2, 0, 7) == content(store, 1, 2, 0, 7)
+    files.close()
+
+
+def test_a_begun_read_that_fails_is_told_of_where_it_ends(
+    own: Store, places: list[memoryview], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = opened(own)
+    os.truncate(own.files[1], own.offset(1, 4, 3) + 100)
+    with pytest.raises(DeviceError, match=r"layer-001\.\w+: ends at byte \d+, where it went on"):
+        begun_here_ended_there(files, places, 1, 4, 0, 4)
+    if files.asynchronous:
+        monkeypatch.setattr(files._early, "_ended", type(files._early._ended)(result=-errno.EIO))
+        monkeypatch.setattr(files._early, "_call", lambda *_: None)
+        with pytest.raises(DeviceError, match=r"-001\.\w+: cannot be read: Input/output error$"):
+            begun_here_ended_there(files, places, 1, 4, 0, 1)
+        monkeypatch.undo()
     files.close()
 
 

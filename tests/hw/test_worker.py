@@ -70,7 +70,7 @@ def test_ctrl_c_ends_a_run_whose_disk_is_gone(tmp_path: Path) -> None:
          "def read(*arguments):\n"
          "    print('reading', flush=True)\n"
          "    os.read(pipe, 1)\n"
-         "Files.read = read\n"
+         "Files.begin = lambda *arguments: read\n"
          f"main({line!r})\n"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

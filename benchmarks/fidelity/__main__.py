@@ -1,6 +1,6 @@
 """Lays simulation beside measurement, cell by cell: docs/fidelity.md and fidelity.json.
 
-Run it with `make fidelity`. It needs about 4 GB of disk and a quiet machine for a quarter of an
+Run it with `make fidelity`. It needs about 7 GB of disk and a quiet machine for half an
 hour: nothing is discarded, so what else runs then is in the numbers.
 """
 
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from matrix import GEOMETRIES, MODES, beside_all, measure_all
+from matrix import GEOMETRIES, MODES, WHOLE, beside_all, measure_all
 from page import page
 
 from crisp.errors import CrispError
@@ -34,12 +34,12 @@ def main() -> int:
             place, record = Path(folder), asked.out.with_suffix(".json")
             if asked.raw_only:
                 content = json.loads(record.read_text("utf-8"))
-                beside = beside_all(place, asked.tokens, GEOMETRIES)
-                content["beside_raw"] = beside
+                content["beside_raw"] = beside_all(place, asked.tokens, GEOMETRIES)
             else:
                 content = measure_all(
                     place, asked.tokens, asked.repeats, asked.seconds, MODES, GEOMETRIES
                 )
+            content["beside_raw"] += beside_all(place, asked.tokens, [WHOLE])
     except CrispError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -43,7 +43,6 @@ METRICS = ("hits", "partial_hits", "blocks_loaded", "bytes_loaded", "tokens", "l
            "compute_busy", "layer_ms_per_token", "total_ns")  # fmt: skip
 GRANULARITIES = {"fo": ("block",), "lru": ("block", "expert"), "mo": ("block",),
                  "crisp": ("block", "expert")}  # fmt: skip
-_BESIDE = 21  # runs of a cell beside plain reads
 _POOL = 256_000_000  # bytes that plain reads go to
 MODES = {"paced": 300_000_000, "free": None}  # bytes a second of the link
 
@@ -55,6 +54,7 @@ class Geometry:
     name: str
     trace: str
     config: dict[str, Any]
+    beside: int = 21  # runs of a cell beside plain reads
 
 
 GEOMETRIES = (
@@ -62,22 +62,48 @@ GEOMETRIES = (
         "8 experts, top-2, 22 MB each",
         "tiny-mixtral-docs",
         {
-            "model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 3584,
-            "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 8,
-            "num_local_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16",
+            "model_type": "mixtral",
+            "hidden_size": 1024,
+            "intermediate_size": 3584,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "dtype": "bfloat16",
         },
     ),
     Geometry(
         "32 experts, top-4, 17 MB each",
         "tiny-deepseek-docs",
         {
-            "model_type": "deepseek", "hidden_size": 2048, "intermediate_size": 2048,
-            "moe_intermediate_size": 1408, "num_hidden_layers": 5, "first_k_dense_replace": 1,
-            "num_attention_heads": 16, "num_key_value_heads": 16, "n_routed_experts": 32,
-            "n_shared_experts": 0, "num_experts_per_tok": 4, "dtype": "bfloat16",
+            "model_type": "deepseek",
+            "hidden_size": 2048,
+            "intermediate_size": 2048,
+            "moe_intermediate_size": 1408,
+            "num_hidden_layers": 5,
+            "first_k_dense_replace": 1,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "n_routed_experts": 32,
+            "n_shared_experts": 0,
+            "num_experts_per_tok": 4,
+            "dtype": "bfloat16",
         },
     ),
+)
+"""Small enough for all cells."""
+WHOLE = Geometry(
+    "Mixtral 8x7B's, top-2, 352 MB each",
+    "tiny-mixtral-docs",
+    {
+        "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 1, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_local_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16",
+    },
+    beside=9,
 )  # fmt: skip
+"""Experts of a real size, and one layer of them: beside plain reads."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +117,8 @@ class Cell:
 
     def case(self, store: Store, tokens: int) -> Case:
         """What is run."""
-        counted, rest, how = split(RoutingTrace.load(bundled()[self.geometry.trace]))
+        trace = RoutingTrace.load(bundled()[self.geometry.trace])
+        counted, rest, how = split(trace.first_layers(min(trace.layers, store.spec.n_layers)))
         return Case(
             rest,
             fit(store.spec, rest),
@@ -170,7 +197,7 @@ def beside_all(folder: Path, tokens: int, geometries: Sequence[Geometry]) -> lis
     """The runs beside plain reads alone."""
     found = []
     for number, geometry in enumerate(geometries):
-        store = _packed(geometry, folder / f"store-{number}")
+        store = _packed(geometry, folder / f"beside-{geometry.beside}-{number}")
         found += _beside(geometry, store, tokens)
     return found
 
@@ -192,7 +219,7 @@ def _beside(geometry: Geometry, store: Store, tokens: int) -> list[dict[str, Any
         seen, case = Seen(), cell.case(store, tokens)
         replay(case, store, Options(), sinks=[seen.sink])
         before = _reread(store, seen.sink.rows)
-        for repeat in range(_BESIDE):
+        for repeat in range(geometry.beside):
             run = replay(case, store, Options(), sinks=[])
             link = run.metrics["link_busy"] * run.metrics["total_ns"]
             after = _reread(store, seen.sink.rows)
@@ -202,7 +229,7 @@ def _beside(geometry: Geometry, store: Store, tokens: int) -> list[dict[str, Any
                 | {"raw_ns": [before, after], "bytes": run.metrics["bytes_loaded"]}
             )
             before = after
-        last = found[-_BESIDE:]
+        last = found[-geometry.beside :]
         ratio = median(2 * run["ns"] / sum(run["raw_ns"]) for run in last)
         _say(f"beside plain reads {cell.policy} {cell.budget}: {ratio:.3f}")
     return found

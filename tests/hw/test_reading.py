@@ -355,25 +355,32 @@ class Times:
         return count
 
 
-@pytest.mark.parametrize("best", [1 << 18, 1 << 20, 1 << 22])
-def test_the_size_that_reads_fastest_is_taken(
-    store: Store, monkeypatch: pytest.MonkeyPatch, best: int
+@pytest.mark.parametrize(
+    ("best", "others", "taken"),
+    [
+        (1 << 18, 20, 1 << 18), (1 << 20, 20, 1 << 20), (1 << 22, 20, 1 << 22),
+        (1 << 24, 20, reading.WHOLE),
+        (1 << 20, 11, reading.WHOLE), (1 << 20, 12, 1 << 20),  # a tenth slower is close enough
+    ],
+)  # fmt: skip
+def test_the_largest_size_that_reads_about_as_fast_as_the_fastest_is_taken(
+    store: Store, monkeypatch: pytest.MonkeyPatch, best: int, others: int, taken: int
 ) -> None:
-    """Of a store and a pool of more than 16 MiB; the very first call is slow."""
-    files, times = Files(store), Times(lambda n: n if n == best else 2 * n)
+    """Of a store and a pool of more than 16 MiB; what takes all of it at once is not cut."""
+    files, times = Files(store), Times(lambda n: 10 * n if n == best else others * n)
     monkeypatch.setattr(os, "preadv", times.preadv)
     monkeypatch.setattr(os, "fstat", lambda _: os.stat_result([1 << 30] * 10))
     times.now = 0
     files.choose_size(memoryview(bytearray(1 << 24)), lambda: times.now)
-    assert files.read_bytes == best
-    assert sum(times.calls) == 2 * 3 * (1 << 24)  # 16 MiB would be one call of it: not tried
+    assert files.read_bytes == taken
+    assert sum(times.calls) == 2 * 4 * (1 << 24)
     files.close()
 
 
 def test_a_tiny_pool_leaves_nothing_to_choose(store: Store) -> None:
     files = Files(store)
-    files.choose_size(memoryview(bytearray(STRIDE)), lambda: 0)
-    assert files.read_bytes == reading.SIZES[-1]
+    files.choose_size(memoryview(mmap.mmap(-1, STRIDE)), lambda: 0)
+    assert files.read_bytes == reading.WHOLE
     files.close()
 
 

@@ -124,7 +124,8 @@ class Executor:
             started, begin = self._now(), perf_counter_ns()
             self._ask(self.scheduler.start, layer, tasks, guess)
             self._slots.begin(tasks, self._driver.load)
-            self._add(self.scheduler.event, layer, LAYER, -1, 0, 0, self._free_since, started)
+            self._add(self.scheduler.event, layer, LAYER, -1, 0, 0, self._free_since, started,
+                      self.scheduler.store.landed)  # fmt: skip
             if self.scheduler.done:  # every width is 0: nothing to do
                 self._begun.set()
                 self._end_event(started)
@@ -176,12 +177,8 @@ class Executor:
         if self._failure is not None:
             raise self._failure
 
-    def _issue(self) -> None:
-        """Let each free stream begin what comes next; the lock is held."""
-        self._begin_load()
-        self._begin_piece()
-
     def _begin_load(self) -> None:
+        """Let the link begin what comes next, if it is free; the lock is held."""
         load = self._ask(self._driver.next_load)
         if load is not None:
             slots = self._slots.take(load)
@@ -189,6 +186,7 @@ class Executor:
             self.device.copy(Copy(load.row, load.expert, load.first, slots), self._loaded)
 
     def _begin_piece(self) -> None:
+        """And then compute."""
         task = self._ask(self._driver.next_task)
         if task is not None:
             slots = self._slots.of(task, task.ended, task.started)
@@ -207,10 +205,12 @@ class Executor:
             begin = perf_counter_ns()
             load = self._ask(self._driver.loaded)
             self._slots.landed(load)
+            since, landed = self._load_since, self.scheduler.store.landed
+            self._begin_load()  # the rest is done meanwhile
             event, kind = (-1, PREFETCH) if load.prefetch else (self.scheduler.event, LOAD)
             self._add(event, self._layers[load.row], kind, load.expert, load.first, load.blocks,
-                      self._load_since, end - self._zero)  # fmt: skip
-            self._issue()
+                      since, end - self._zero, landed)  # fmt: skip
+            self._begin_piece()
             self._held_ns += perf_counter_ns() - begin
 
     def _computed(self, end: int, failure: BaseException | None) -> None:
@@ -226,10 +226,12 @@ class Executor:
             scheduler = self.scheduler
             end -= self._zero
             self._add(scheduler.event, self._layers[task.entry // self._experts], COMPUTE,
-                      task.expert, first, last - first, self._piece_since, end)  # fmt: skip
+                      task.expert, first, last - first, self._piece_since, end,
+                      scheduler.store.landed)  # fmt: skip
             if scheduler.done:
                 self._end_event(end)
-            self._issue()
+            self._begin_load()
+            self._begin_piece()
             self._held_ns += perf_counter_ns() - begin
 
     def _end_event(self, now: int) -> None:
@@ -252,9 +254,8 @@ class Executor:
 
     def _add(
         self, event: int, layer: int, kind: int, expert: int, first: int, blocks: int,
-        start: int, end: int,
+        start: int, end: int, landed: int,
     ) -> None:  # fmt: skip
-        landed = self.scheduler.store.landed
         self.recorder.add((self._step, event, layer, kind, expert, first, blocks,
                             start, end, _UNKNOWN, landed))  # fmt: skip
 

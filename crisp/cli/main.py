@@ -170,8 +170,13 @@ def _check(given: list[str]) -> None:
 
 
 def _say(line: str, code: int) -> int:
+    line = " ".join(line.split())
+    if not line.isprintable():  # of a file's name, or out of a file
+        from crisp.cli.words import printable
+
+        line = printable(line)
     try:
-        print(" ".join(line.split()), file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
     except OSError:  # nobody is there to be told
         _drop(sys.stderr)
     return code

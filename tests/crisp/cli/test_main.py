@@ -79,6 +79,12 @@ def test_a_wrong_command_line_is_one_line(crisp: Callable, line: str, message: s
     assert done.err.count("\n") == 1
 
 
+def test_a_terminal_obeys_no_name_in_a_message(crisp: Callable) -> None:
+    done = crisp("explain", "\x1b[2J\u202eno")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: \ufffd[2J\ufffdno: ")
+
+
 def test_a_fault_of_ours_says_so(
     crisp: Callable, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,8 @@ _CALLS = {  # io_setup, io_destroy, io_getevents, io_submit
 _PREADV = 7  # of <linux/aio_abi.h>, like the structures
 _MOST_PLACES = 64
 _ONE = ctypes.c_long(1)
+_SYSTEM = ctypes.CDLL(None, use_errno=True).syscall
+_SYSTEM.restype = ctypes.c_long
 
 
 class _Request(ctypes.Structure):
@@ -51,8 +53,6 @@ class AsynchronousRead:
         if sys.platform != "linux" or machine not in _CALLS or ctypes.sizeof(ctypes.c_void_p) != 8:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         self._setup, self._destroy, self._getevents, self._submit = _CALLS[machine]
-        self._system = ctypes.CDLL(None, use_errno=True).syscall
-        self._system.restype = ctypes.c_long
         self._context = ctypes.c_ulong(0)
         self._call(self._setup, _ONE, ctypes.byref(self._context))
         self._request, self._ended = _Request(opcode=_PREADV), _Ended()
@@ -61,12 +61,16 @@ class AsynchronousRead:
         self._requests = ctypes.pointer(ctypes.pointer(self._request))
 
     @classmethod
-    def opened(cls) -> AsynchronousRead | None:
-        """None where the system has no such reads, or lets nobody have more of them."""
+    def opened(cls, n: int) -> list[AsynchronousRead]:
+        """So many; none where the system has no such reads, or lets nobody have so many more."""
+        made: list[AsynchronousRead] = []
         try:
-            return cls()
+            while len(made) < n:
+                made.append(cls())
         except OSError:
-            return None
+            while made:
+                made.pop().close()
+        return made
 
     def begin(self, file: int, places: Sequence[memoryview], offset: int) -> bool:
         """Begin to read from ``offset`` on into places, which the caller keeps until `end`; whether
@@ -79,7 +83,7 @@ class AsynchronousRead:
             self._vector[2 * i + 1] = len(place)
         request = self._request
         request.file, request.n, request.offset = file, len(places), offset
-        return bool(self._system(self._submit, self._context, _ONE, self._requests) == 1)
+        return bool(_SYSTEM(self._submit, self._context, _ONE, self._requests) == 1)
 
     def end(self) -> int:
         """Wait for it: the bytes that were read. Raises OSError as preadv does."""
@@ -96,7 +100,7 @@ class AsynchronousRead:
             self._context = ctypes.c_ulong(0)
 
     def _call(self, *args: object) -> None:
-        while self._system(*args) < 0:
+        while _SYSTEM(*args) < 0:
             code = ctypes.get_errno()
             if code != errno.EINTR:
                 raise OSError(code, os.strerror(code))

@@ -7,9 +7,10 @@ random order, so that what drifts meanwhile touches all sizes alike.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -181,16 +182,28 @@ class _Bench:
             return chain.measure(least, most, _VISIT_NS)
 
     def _loads(self, blocks: int) -> Chain:
+        runs = self._one_by_one()
+
         def make() -> Operation:
-            return self._copy(self._draw.sample(self._into, blocks))
+            return self._copy(self._draw.sample(self._into, blocks)) if blocks > 1 else next(runs)
 
         return Chain(self._device, make, handed=False)
 
+    def _one_by_one(self) -> Iterator[Operation]:
+        """Whole experts by single blocks, each known to follow: as with granularity block."""
+        while True:
+            row, expert = self._drawn()
+            slots = self._draw.sample(self._into, self._spec.n_blocks)
+            for block, (slot, then) in enumerate(pairwise([*slots, -1])):
+                yield partial(self._device.copy, Copy(row, expert, block, [slot], then))
+
     def _copy(self, slots: Sequence[int]) -> Operation:
-        """Of an expert that is drawn, so that no cache of the disk's has it."""
-        row = self._draw.randrange(len(self._spec.moe_layers))
-        request = Copy(row, self._draw.randrange(self._spec.n_experts), 0, slots)
-        return lambda done: self._device.copy(request, done)
+        return partial(self._device.copy, Copy(*self._drawn(), 0, slots))
+
+    def _drawn(self) -> tuple[int, int]:
+        """A layer's row and an expert: drawn, so that no cache of the disk's has it."""
+        rows, experts = len(self._spec.moe_layers), self._spec.n_experts
+        return self._draw.randrange(rows), self._draw.randrange(experts)
 
     def _pieces(self, blocks: int, rows: int, handed: bool = True) -> Chain:
         hidden = self._device.place(self._hidden(rows))

@@ -65,6 +65,8 @@ class CpuDevice:
             self._files.close()
             raise
         self._pace = None if link_limit is None else Pace(link_limit, self.clock)
+        # What has begun and nobody has asked for yet, and what ends it.
+        self._ahead: tuple[tuple[int, int, int, list[int]], Callable[[], None]] | None = None
         self._streams: list[Worker] = []
         try:
             for stream in ("reading", "compute"):
@@ -108,12 +110,27 @@ class CpuDevice:
         return found
 
     def copy(self, request: Copy, done: Done) -> None:
-        """Read blocks from the disk: begun by the caller, where the system can."""
+        """Read blocks from the disk: begun by the caller, where the system can, as is what follows.
+
+        So a disk has its next request while this one ends. What was promised to follow and does
+        not is waited for.
+        """
         if self.pool is None:  # closed
             return
-        start, places = self.clock(), [self._slots[slot] for slot in request.slots]
-        ended = self._files.begin(request.row, request.expert, request.first, places)
-        self._link.submit(partial(self._end, request, places, ended, start), done)
+        start, ended = self.clock(), None
+        if self._ahead is not None:
+            promised, ended = self._ahead
+            self._ahead = None
+            if promised != (request.row, request.expert, request.first, list(request.slots)):
+                ended()
+                ended = None
+        row, expert, first, slots, then = request
+        if ended is None:
+            ended = self._begin(row, expert, first, slots)
+        if then >= 0:
+            following = row, expert, first + len(slots), [then]
+            self._ahead = following, self._begin(*following)
+        self._link.submit(partial(self._end, request, ended, start), done)
 
     def compute(self, piece: Piece, done: Done) -> None:
         """Compute blocks of a task."""
@@ -144,26 +161,23 @@ class CpuDevice:
         self.pool = None
         self._slots = []
 
-    def _end(
-        self,
-        request: Copy,
-        places: Sequence[memoryview],
-        ended: Callable[[], None],
-        start: int,
-    ) -> None:
+    def _begin(self, row: int, expert: int, first: int, slots: Sequence[int]) -> Callable[[], None]:
+        return self._files.begin(row, expert, first, [self._slots[slot] for slot in slots])
+
+    def _end(self, request: Copy, ended: Callable[[], None], start: int) -> None:
         ended()
         if self._verify:
-            self._check_blocks(request, places)
+            self._check_blocks(request)
         if self._pace is not None:
-            self._pace.wait(start, len(places) * self._stride)
+            self._pace.wait(start, len(request.slots) * self._stride)
 
-    def _check_blocks(self, request: Copy, places: Sequence[memoryview]) -> None:
-        row, expert, first, _ = request
+    def _check_blocks(self, request: Copy) -> None:
+        row, expert, first, slots, _ = request
         if row not in self._hashes:
             self._hashes[row] = self._store.hashes(row)
         digest = need("xxhash").xxh3_64_intdigest
-        for block, place in enumerate(places, first):
-            if digest(place) != int(self._hashes[row][expert, block]):
+        for block, slot in enumerate(slots, first):
+            if digest(self._slots[slot]) != int(self._hashes[row][expert, block]):
                 layer = self._store.spec.moe_layers[row]
                 raise DeviceError(
                     f"{self._store.files[row]}: block {block} of expert {expert}, layer {layer}, "

@@ -27,6 +27,7 @@ class Copy(NamedTuple):
     expert: int
     first: int
     slots: Sequence[int]
+    then: int = -1  # the slot of the block behind these, where the next copy is that one alone
 
 
 class Piece(NamedTuple):
@@ -60,7 +61,9 @@ class Device(Protocol):
         """A small tensor of the caller's on the host, when it is there."""
 
     def copy(self, request: Copy, done: Done) -> None:
-        """Begin a copy on the idle link stream."""
+        """Begin a copy on the idle link stream. What follows it may begin too, if the device likes;
+        it ends for others when it is asked for and has ended.
+        """
 
     def compute(self, piece: Piece, done: Done) -> None:
         """Begin a computation on the idle compute stream: adds to ``piece.work.sums``."""

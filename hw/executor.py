@@ -183,7 +183,8 @@ class Executor:
         if load is not None:
             slots = self._slots.take(load)
             self._load_since = self._now()
-            self.device.copy(Copy(load.row, load.expert, load.first, slots), self._loaded)
+            copy = Copy(load.row, load.expert, load.first, slots, self._slots.ahead(load))
+            self.device.copy(copy, self._loaded)
 
     def _begin_piece(self) -> None:
         """And then compute."""

@@ -38,7 +38,8 @@ class Files:
         self.why_not_direct = refused and f"{store.path}: O_DIRECT is refused: {refused}"
         self.direct = refused is None
         self._files: list[int] = []
-        self._early = AsynchronousRead.opened() if self.direct else None
+        # Two, so that one begins while the other ends.
+        self._early = AsynchronousRead.opened(2) if self.direct else []
         self.read_bytes = WHOLE
         try:
             for row, path in enumerate(store.files):
@@ -51,12 +52,12 @@ class Files:
     @property
     def asynchronous(self) -> bool:
         """Whether `begin` begins anything."""
-        return self._early is not None
+        return bool(self._early)
 
     def close(self) -> None:
         """Close all files, when nothing is read from them; more than once is fine."""
-        if self._early is not None:
-            self._early.close()
+        for early in self._early:
+            early.close()
         while self._files:
             file = self._files.pop()
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -78,12 +79,15 @@ class Files:
         self, row: int, expert: int, first: int, places: Sequence[memoryview]
     ) -> Callable[[], None]:
         """Begin what `read` does. What is returned ends it, in any thread, and must be called
-        before the next begins; it raises what `read` does.
+        before the next but one begins; it raises what `read` does.
         """
         start, requests = self._store.offset(row, expert, first), _requests(places, self.read_bytes)
         own = next(requests)
-        early, file = self._early, self._files[row]
-        begun = early.end if early is not None and early.begin(file, own, start) else None
+        begun = None
+        if self._early:
+            self._early.reverse()
+            early = self._early[0]
+            begun = early.end if early.begin(self._files[row], own, start) else None
         return partial(self._read, row, start, chain((own,), requests), begun)
 
     def _read(

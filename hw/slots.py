@@ -29,11 +29,12 @@ class Slots:
         self._resident: list[list[int]] = [[] for _ in range(spec.n_routed)]  # by entry
         self._own: dict[int, list[int]] = {}  # of the event's tasks, by entry
         self._staged: dict[int, list[int]] = {}  # prefetched and not in the budget, by entry
+        self._next = -1  # what `ahead` has promised
         self._unwanted = -1  # where a prefetch is arriving that nobody will use
 
     @property
     def free(self) -> int:
-        """Slots that hold nothing."""
+        """Slots that hold nothing, between two events."""
         return len(self._free)
 
     def resident(self) -> list[int]:
@@ -60,6 +61,9 @@ class Slots:
 
     def take(self, load: Load) -> list[int]:
         """The slots that a load which is issued now goes to; what it evicts is free before."""
+        if self._next >= 0:
+            self._free.append(self._next)
+            self._next = -1
         for row, expert, first, last in load.evicted:
             table = self._resident[row * self._experts + expert]
             self._free += table[first:last]
@@ -76,6 +80,16 @@ class Slots:
         self._own[task.entry] += taken
         self._resident[task.entry] += taken[: max(0, task.transient - load.first)]
         return taken
+
+    def ahead(self, load: Load) -> int:
+        """The slot of the block that is loaded next, alone: which is known where the task that has
+        been given a load has more, for they follow each other and their room is set aside. Else -1.
+        """
+        task = load.task
+        if task is None or load.prefetch or task.issued == task.width:
+            return -1
+        self._next = self._free.pop()
+        return self._next
 
     def of(self, task: Task, first: int, last: int) -> list[int]:
         """The slots of blocks [first, last) of one of the event's tasks."""

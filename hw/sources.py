@@ -41,7 +41,7 @@ class FromArena:
         From memory that is not page-locked each of them would keep the caller until it has ended,
         so there the thread does it.
         """
-        row, expert, first, slots = request
+        row, expert, first, slots, _ = request
         begin = index(self._store, row, expert, first)
         pairs = [(self._pool[slot], self._arena.block(begin + i)) for i, slot in enumerate(slots)]
         if self._arena.pageable is None:
@@ -114,7 +114,7 @@ class Straight:
 
     def begin(self, request: Copy) -> Callable[[], None]:
         """The disk is at it, where the system can; else the thread reads."""
-        row, expert, first, slots = request
+        row, expert, first, slots, _ = request
         places = [memoryview(self._pool[slot].numpy()) for slot in slots]
         return self._files.begin(row, expert, first, places)
 

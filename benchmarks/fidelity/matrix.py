@@ -54,7 +54,7 @@ class Geometry:
     name: str
     trace: str
     config: dict[str, Any]
-    beside: int = 31  # runs of a cell beside plain reads
+    beside: int = 21  # runs of a cell beside plain reads
 
 
 GEOMETRIES = (

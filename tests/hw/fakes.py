@@ -29,6 +29,7 @@ class FakeDevice:
         self.row = -1  # of the running event, for the label
         self.copies: list[Copy] = []
         self.summed: list[list[int]] = []  # the experts whose outputs were, event by event
+        self._promised: tuple[Any, ...] = ()  # the next copy
         self.fail_at: int | None = None  # the copy, counted from 0, that fails
         self._random, self._slowest = random.Random(seed), slowest
         self._queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue(), queue.SimpleQueue()]
@@ -92,7 +93,10 @@ class FakeDevice:
         if len(self.copies) == self.fail_at:
             raise OSError("the disk is gone")
         self.copies.append(request)
-        for slot in request.slots:
+        row, expert, first, slots, then = request
+        assert self._promised in ((), (row, expert, first, list(slots))), "another was to follow"
+        self._promised = (row, expert, first + len(slots), [then]) if then >= 0 else ()
+        for slot in [*slots, *([then] if then >= 0 else [])]:  # what follows may have begun too
             self.labels[slot] = None
         self._pause()
         for block, slot in enumerate(request.slots, request.first):

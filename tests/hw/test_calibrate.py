@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,10 +96,26 @@ def test_loads_are_of_experts_drawn_from_the_whole_store() -> None:
     _, device = measured()
     assert {copy.row for copy in device.copies} == {0, 1}
     assert {copy.expert for copy in device.copies} == {0, 1, 2, 3}
-    assert {copy.first for copy in device.copies} == {0}
+    assert {copy.first for copy in device.copies if len(copy.slots) > 1} == {0}
     for operations in (device.copies, device.pieces):
         for operation in operations:
             assert len(set(operation.slots)) == len(operation.slots)
+
+
+def test_single_blocks_are_loaded_as_those_of_a_task_are() -> None:
+    """One after the other, each promised by the one before, into another slot."""
+    _, device = measured()
+    single = [copy for copy in device.copies if len(copy.slots) == 1]
+    assert {copy.first for copy in single} == set(range(SPEC.n_blocks))
+    assert {copy.first for copy in single if copy.then < 0} == {SPEC.n_blocks - 1}
+    kept = 0
+    for copy, following in pairwise(device.copies):
+        if copy.then >= 0 and following.first:
+            kept += 1
+            promised = copy.row, copy.expert, copy.first + 1, [copy.then]
+            assert promised == (following.row, following.expert, following.first, following.slots)
+            assert copy.then not in copy.slots
+    assert kept > len(single) // 2
 
 
 def test_the_streams_never_use_the_same_slot() -> None:

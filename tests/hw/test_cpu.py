@@ -27,6 +27,7 @@ from crisp.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID
 from crisp.trace import Header, RoutingTrace
 from hw.cpu import CpuDevice
 from hw.device import Copy
+from hw.errors import DeviceError
 from hw.options import Options
 from hw.packing import pack, pack_synthetic
 from hw.replay import replay
@@ -277,3 +278,63 @@ def test_memory_is_the_budget_and_little_more(tmp_path: Path) -> None:
     budget, staging = 0.1 * store.spec.routed_bytes, 2 * store.spec.expert_bytes
     assert used < budget + staging + 100e6
     assert used > 0.5 * budget
+
+
+def in_order(device: CpuDevice, *copies: Copy) -> list[BaseException | None]:
+    """One after the other, as a link has them."""
+    failures = list[BaseException | None]()
+    for copy in copies:
+        over = threading.Event()
+
+        def done(_: int, failure: BaseException | None, over: threading.Event = over) -> None:
+            failures.append(failure)
+            over.set()
+
+        device.copy(copy, done)
+        assert over.wait(30)
+    return failures
+
+
+def held(device: CpuDevice, *slots: int) -> bytes:
+    return b"".join(device.pool[slot].tobytes() for slot in slots)
+
+
+def stored(store: Store, row: int, expert: int, first: int, last: int) -> bytes:
+    content = store.files[row].read_bytes()
+    return content[store.offset(row, expert, first) : store.offset(row, expert, last)]
+
+
+def test_what_follows_has_begun(store: Store) -> None:
+    """It comes to the slot that was named, and is not read twice."""
+    begun = list[tuple[int, int, int]]()
+    with closing(CpuDevice(store, 8)) as device:
+        real = device._files.begin
+
+        def begin(row: int, expert: int, first: int, places: Any) -> Any:
+            begun.append((row, expert, first))
+            return real(row, expert, first, places)
+
+        device._files.begin = begin  # type: ignore[method-assign]
+        copies = [Copy(1, 3, b, [7 - b], 6 - b if b < 4 else -1) for b in range(5)]
+        assert in_order(device, *copies) == [None] * 5
+        assert begun == [(1, 3, b) for b in range(5)]
+        assert held(device, 7, 6, 5, 4, 3) == stored(store, 1, 3, 0, 5)
+
+
+def test_what_was_to_follow_and_does_not_is_waited_for(store: Store) -> None:
+    """Then its slot may be anybody's."""
+    with closing(CpuDevice(store, 8)) as device:
+        copies = [Copy(1, 3, 0, [0], 1), Copy(0, 2, 5, [1], 2), Copy(1, 3, 1, [2], 3)]
+        assert in_order(device, *copies) == [None] * 3
+        assert held(device, 0) == stored(store, 1, 3, 0, 1)
+        assert held(device, 1) == stored(store, 0, 2, 5, 6)
+        assert held(device, 2) == stored(store, 1, 3, 1, 2)
+
+
+def test_what_follows_fails_when_it_is_asked_for(store: Store, tmp_path: Path) -> None:
+    own = pack_synthetic(store.spec, tmp_path / "store")
+    with closing(CpuDevice(own, 8)) as device:
+        os.truncate(own.files[1], own.offset(1, 3, 1))
+        first, then = in_order(device, Copy(1, 3, 0, [0], 1), Copy(1, 3, 1, [1]))
+        assert first is None
+        assert isinstance(then, DeviceError)

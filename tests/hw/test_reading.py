@@ -151,7 +151,8 @@ def test_a_read_begins_here_and_ends_there(
     files = opened(store, read_bytes)
     assert not files.asynchronous or where in ("asynchronous", "refused")
     if where == "refused" and files.asynchronous:
-        monkeypatch.setattr(files._early, "_submit", -1)
+        for early in files._early:
+            monkeypatch.setattr(early, "_submit", -1)
     for which in [(0, 0, 0, 7), (1, 7, 6, 7), (0, 3, 2, 5)]:
         assert begun_here_ended_there(files, places, *which) == content(store, *which)
     assert bytes(places[7]) == b"\xee" * STRIDE
@@ -159,13 +160,40 @@ def test_a_read_begins_here_and_ends_there(
     files.close()
 
 
+def test_one_begins_while_another_is_on_its_way(store: Store, places: list[memoryview]) -> None:
+    """And they may end in either order."""
+    files = opened(store)
+    for turn in (1, -1):
+        ends = [files.begin(1, 2, block, [places[block]]) for block in (3, 4)]
+        for end in ends[::turn]:
+            end()
+        assert b"".join(map(bytes, places[3:5])) == content(store, 1, 2, 3, 5)
+        places[3][:] = places[4][:] = bytes(STRIDE)
+    files.close()
+
+
+def test_all_that_were_asked_for_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's limit may lie between."""
+    made, real = list[AsynchronousRead](), AsynchronousRead.__init__
+
+    def limited(self: AsynchronousRead) -> None:
+        if made:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        real(self)
+        made.append(self)
+
+    monkeypatch.setattr(AsynchronousRead, "__init__", limited)
+    assert AsynchronousRead.opened(2) == []
+    assert all(not one._context.value for one in made)
+
+
 @pytest.fixture
 def early(places: list[memoryview]) -> Iterator[AsynchronousRead]:
-    made = AsynchronousRead.opened()
-    if made is None:
+    made = AsynchronousRead.opened(1)
+    if not made:
         pytest.skip("this system reads nothing asynchronously")
-    yield made
-    made.close()
+    yield made[0]
+    made[0].close()
 
 
 def test_no_more_places_than_there_is_room_for(store: Store, early: AsynchronousRead) -> None:
@@ -224,8 +252,9 @@ def test_a_begun_read_that_fails_is_told_of_where_it_ends(
     with pytest.raises(DeviceError, match=r"layer-001\.\w+: ends at byte \d+, where it went on"):
         begun_here_ended_there(files, places, 1, 4, 0, 4)
     if files.asynchronous:
-        monkeypatch.setattr(files._early, "_ended", type(files._early._ended)(result=-errno.EIO))
-        monkeypatch.setattr(files._early, "_call", lambda *_: None)
+        for early in files._early:
+            monkeypatch.setattr(early, "_ended", type(early._ended)(result=-errno.EIO))
+            monkeypatch.setattr(early, "_call", lambda *_: None)
         with pytest.raises(DeviceError, match=r"-001\.\w+: cannot be read: Input/output error$"):
             begun_here_ended_there(files, places, 1, 4, 0, 1)
         monkeypatch.undo()

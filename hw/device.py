@@ -61,8 +61,8 @@ class Device(Protocol):
         """A small tensor of the caller's on the host, when it is there."""
 
     def copy(self, request: Copy, done: Done) -> None:
-        """Begin a copy on the idle link stream. What follows it may begin too, if the device likes;
-        it ends for others when it is asked for and has ended.
+        """Begin a copy on the idle link stream. A device may begin with what is said to follow, but
+        calls back for it only when that has been asked for too.
         """
 
     def compute(self, piece: Piece, done: Done) -> None:

@@ -82,8 +82,8 @@ class Slots:
         return taken
 
     def ahead(self, load: Load) -> int:
-        """The slot of the block that is loaded next, alone: which is known where the task that has
-        been given a load has more, for they follow each other and their room is set aside. Else -1.
+        """The slot of the block that is loaded next, alone; -1: that is not known. It is where a
+        task has more to load: its blocks follow each other, and room for all was set aside.
         """
         task = load.task
         if task is None or load.prefetch or task.issued == task.width:

@@ -53,7 +53,7 @@ class Geometry:
 
     name: str
     trace: str
-    config: dict[str, Any]
+    spec: ModelSpec
     beside: int = 21  # runs of a cell beside plain reads
 
 
@@ -61,48 +61,30 @@ GEOMETRIES = (
     Geometry(
         "8 experts, top-2, 22 MB each",
         "tiny-mixtral-docs",
-        {
-            "model_type": "mixtral",
-            "hidden_size": 1024,
-            "intermediate_size": 3584,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 8,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "dtype": "bfloat16",
-        },
+        ModelSpec.from_config({
+            "model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 3584,
+            "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 8,
+            "num_local_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16",
+        }, "8 experts"),
     ),
     Geometry(
         "32 experts, top-4, 17 MB each",
         "tiny-deepseek-docs",
-        {
-            "model_type": "deepseek",
-            "hidden_size": 2048,
-            "intermediate_size": 2048,
-            "moe_intermediate_size": 1408,
-            "num_hidden_layers": 5,
-            "first_k_dense_replace": 1,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "n_routed_experts": 32,
-            "n_shared_experts": 0,
-            "num_experts_per_tok": 4,
-            "dtype": "bfloat16",
-        },
+        ModelSpec.from_config({
+            "model_type": "deepseek", "hidden_size": 2048, "intermediate_size": 2048,
+            "moe_intermediate_size": 1408, "num_hidden_layers": 5, "first_k_dense_replace": 1,
+            "num_attention_heads": 16, "num_key_value_heads": 16, "n_routed_experts": 32,
+            "n_shared_experts": 0, "num_experts_per_tok": 4, "dtype": "bfloat16",
+        }, "32 experts"),
     ),
-)
+)  # fmt: skip
 """Small enough for all cells."""
 WHOLE = Geometry(
     "Mixtral 8x7B's, top-2, 352 MB each",
     "tiny-mixtral-docs",
-    {
-        "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
-        "num_hidden_layers": 1, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "num_local_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16",
-    },
+    ModelSpec.named("mixtral-8x7b").first_layers(1),
     beside=9,
-)  # fmt: skip
+)
 """Experts of a real size, and one layer of them: beside plain reads."""
 
 
@@ -196,15 +178,15 @@ def measure_all(
 def beside_all(folder: Path, tokens: int, geometries: Sequence[Geometry]) -> list[dict[str, Any]]:
     """The runs beside plain reads alone."""
     found = []
-    for number, geometry in enumerate(geometries):
-        store = _packed(geometry, folder / f"beside-{geometry.beside}-{number}")
+    for geometry in geometries:
+        store = _packed(geometry, folder / f"beside-{geometry.spec.name}")
         found += _beside(geometry, store, tokens)
     return found
 
 
 def _packed(geometry: Geometry, path: Path) -> Store:
     _say(f"{geometry.name}: packing random weights")
-    return pack_synthetic(ModelSpec.from_config(geometry.config, geometry.name), path)
+    return pack_synthetic(geometry.spec, path)
 
 
 def _beside(geometry: Geometry, store: Store, tokens: int) -> list[dict[str, Any]]:

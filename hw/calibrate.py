@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,7 @@ def calibrate(
         for key in draw.sample(keys, len(keys)):
             if not first and device.clock() >= end:
                 break
-            samples[key] += bench.visit(key)
+            samples[key].append(bench.visit(key))
             if progress is not None:
                 progress(min(1.0, (device.clock() - begun) / (end - begun)))
         first = False
@@ -167,19 +168,19 @@ class _Bench:
 
     def look(self, key: Key) -> int:
         """The time of one operation, in ns."""
-        return self.visit(key, 1, 1)[0]
+        return self.visit(key, 1, 1)
 
-    def visit(self, key: Key, least: int = _LEAST, most: int = _MOST) -> list[int]:
-        """Times of some operations, in ns."""
+    def visit(self, key: Key, least: int = _LEAST, most: int = _MOST) -> int:
+        """The mean time of some operations, in ns: where the next block is read along
+        with one, the two take very unlike times, and no single one says how long many take.
+        """
         stream, blocks, rows, busy = key
         if stream == "load":
             chain, other = self._loads(blocks), self._pieces(self._spec.n_blocks, 1, handed=False)
         else:
             chain, other = self._pieces(blocks, rows), self._loads(self._spec.n_blocks)
-        if not busy:
-            return chain.measure(least, most, _VISIT_NS)
-        with other.running():
-            return chain.measure(least, most, _VISIT_NS)
+        with other.running() if busy else nullcontext():
+            return round(fmean(chain.measure(least, most, _VISIT_NS)))
 
     def _loads(self, blocks: int) -> Chain:
         runs = self._one_by_one()

@@ -42,7 +42,10 @@ def tabulated(
     layer: Curve,
     model: str | None,
 ) -> Calibration:
-    """Medians of the samples, in ns, as tables. layer: time between two events, and whose it is."""
+    """Medians of the samples, in ns, as tables. layer: time between two events, and whose it is.
+
+    A sample is the mean of some operations in a row.
+    """
     spec = store.spec
     medians = {key: Fraction(int(np.median(times))) for key, times in samples.items()}
     sizes = sorted({key[1] for key in samples if key[0] == "load"})
@@ -73,7 +76,8 @@ def tabulated(
     what = f"{spec.name} in {store.dtype}, {show_bytes(spec.block_bytes)} a block"
     told = {
         name: f"measured: {where}; {how}; {what}; median of {min(map(len, lists))} to "
-        f"{max(map(len, lists))} samples, interquartile range {_percent(spreads[name])} of it"
+        f"{max(map(len, lists))} means of some in a row, interquartile range "
+        f"{_percent(spreads[name])} of it"
         for name, lists in own.items()
     }
     device_kind = KINDS[device.name]

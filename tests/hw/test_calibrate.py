@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +59,13 @@ def test_the_tables_are_the_times_of_the_device() -> None:
     assert dict(tables.spreads) == {"load": 0, "compute": 0, "busy": 0}
 
 
+def test_loads_that_take_very_unlike_times_take_their_mean() -> None:
+    """As blocks do of which one is read along with another."""
+    turns = cycle((40_000, 40_000, 40_000, 500_000))
+    tables = measured(2, load_ns=lambda blocks: blocks * next(turns))[0].tables
+    assert tables.load.ns[0] == 155_000  # 16 in a row, a quarter of them slow
+
+
 def test_faster_beside_the_other_stream_counts_as_no_slower() -> None:
     tables = measured(slow=(Fraction(9, 10), Fraction(1)))[0].tables
     assert (tables.slow_load, tables.slow_compute) == (1, 1)
@@ -78,7 +85,7 @@ def test_the_profile_can_be_read_and_simulated_with(tmp_path: Path) -> None:
     for section in ("load", "compute", "busy"):
         assert "crisp calibrate on " in profile.sources[section]
         assert "; name fake; small in bf16, 197 kB a block; median of " in profile.sources[section]
-        assert "samples, interquartile range 0 % of it; " in profile.sources[section]
+        assert "means of some in a row, interquartile range 0 % of it; " in profile.sources[section]
 
 
 def test_long_pieces_and_loads_are_measured_at_fewer_points() -> None:

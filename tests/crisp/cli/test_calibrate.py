@@ -45,7 +45,7 @@ def test_a_profile_is_written(crisp: Callable, opened: list[Options], tmp_path: 
     assert done.out == (
         f"{file}: an expert of small loads in 0.45 ms (1.75 GB/s) and computes in 0.09 ms; "
         "beside the other stream they take 1.25 and 1.5 times as long\n"
-        "half of the samples lie within: load 0 %, compute 0 %, busy 0 % of their median\n"
+        "half of the means lie within: load 0 %, compute 0 %, busy 0 % of their median\n"
     )
 
 

@@ -149,7 +149,7 @@ class Executor:
 
     def _combine(self, works: Mapping[int, Work], n: int) -> Callable[[], Any]:
         """Launch the sum of an event whose last piece has begun."""
-        return self.device.combine([work for _, work in sorted(works.items())], n)
+        return self.device.combine(list(works.values()), n)
 
     def host_times(self, lookup_ns: int) -> HostTimes:
         """What deciding took until now; ``lookup_ns`` of the caller's."""

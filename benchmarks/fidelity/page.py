@@ -111,8 +111,9 @@ def _summary(mode: str, cells: list[Cell]) -> str:
         good = middle <= max(0.05, 2 * spread)
         aim = "aim: median at most the larger of 5 % and twice the median spread"
     return (
-        f"Error: median {_percent(middle)}, worst {_percent(worst)}; spread of the runs: median "
-        f"{_percent(spread)}. **{'Met' if good else 'Not met'}** ({aim})."
+        f"Error: median {_percent(middle)} (with its sign: "
+        f"{_signed(median(cell.error for cell in cells))}), worst {_percent(worst)}; spread of the "
+        f"runs: median {_percent(spread)}. **{'Met' if good else 'Not met'}** ({aim})."
     )
 
 

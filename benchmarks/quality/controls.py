@@ -1,20 +1,17 @@
-"""Width rules that the paper does not have, to compare with: plain ones, and tiers at random.
-
-The plain rules look at the router's weights. Their thresholds are set on calibration text, to meet
-a share of the full bytes; on other text they meet it nearly.
-"""
+"""What the paper's policies are compared with: skips that load as much, tiers at random, bits."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from fractions import Fraction
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from crisp.model import ModelSpec
+from crisp.policy.skipping import Skip
 from crisp.policy.width import Tiered, WidthTable
 from crisp.prepare.calibration import Calibration
 from crisp.profile import Profile
@@ -33,85 +30,13 @@ class Routes:
     weights: Halves
 
 
-class Rule:
-    """A width policy that is bound already: it needs neither profile nor residency."""
-
-    residency = counted = False
-
-    def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> Self:
-        """Nothing is left to bind."""
-        return self
-
-    def table(self) -> None:
-        """Widths depend on more than the combination."""
-
-
-@dataclass(frozen=True)
-class SkipByWeight(Rule):
-    """An expert is skipped where its weight is below ``share`` of the token's first one's."""
-
-    share: float
-    n_blocks: int
-
-    @classmethod
-    def meeting(cls, target: float, routes: Routes, n_blocks: int) -> SkipByWeight:
-        """The threshold that leaves ``target`` of all (token, expert)s, the first ones always."""
-        relative, k = _relative(routes.weights)[..., 1:], routes.weights.shape[2]
-        left = np.clip((target * k - 1) / (k - 1), 0, 1)
-        cut = np.inf if left == 0 else float(np.quantile(relative, 1 - left))
-        return cls(cut, n_blocks)
-
-    def widths(
-        self, layer: int, experts: Shorts, weights: Halves | None, resident: Sequence[int] | None
-    ) -> Shorts:
-        """Full or nothing."""
-        assert weights is not None
-        keep = _relative(weights) >= self.share
-        keep[:, 0] = True
-        return np.where(keep & (experts >= 0), self.n_blocks, 0).astype(np.int16)
-
-
-@dataclass(frozen=True, eq=False)
-class ByContribution(Rule):
-    """A block runs where router weight times its mean contribution reaches its layer's threshold.
-
-    The width is the leading blocks before the first that does not.
-    """
-
-    leading: Mapping[int, Floats]  # by layer [experts, blocks]: least contribution so far
-    threshold: Mapping[int, float]
-
-    @classmethod
-    def meeting(
-        cls, target: float, routes: Routes, contributions: Mapping[int, npt.NDArray[np.float32]]
-    ) -> ByContribution:
-        """Thresholds that leave ``target`` of all blocks in every layer."""
-        leading = {
-            layer: np.minimum.accumulate(own.astype(np.float64), axis=1)
-            for layer, own in contributions.items()
-        }
-        threshold = {}
-        for (layer, own), ids, weights in zip(
-            leading.items(), routes.ids, routes.weights, strict=True
-        ):
-            size = weights.astype(np.float64)[..., None] * own[np.maximum(ids, 0)]
-            threshold[layer] = float(np.quantile(size, 1 - target))
-        return cls(leading, threshold)
-
-    def __repr__(self) -> str:
-        digest = hashlib.sha256()
-        for layer, own in self.leading.items():
-            digest.update(own.tobytes() + repr((layer, self.threshold[layer])).encode())
-        return f"ByContribution({digest.hexdigest()[:16]})"
-
-    def widths(
-        self, layer: int, experts: Shorts, weights: Halves | None, resident: Sequence[int] | None
-    ) -> Shorts:
-        """Any number of blocks; for some tokens none at all."""
-        assert weights is not None
-        own = self.leading[layer][np.maximum(experts, 0)]  # [rows, k, blocks], falling
-        runs = weights.astype(np.float64)[..., None] * own >= self.threshold[layer]
-        return np.where(experts >= 0, runs.sum(2), 0).astype(np.int16)
+def skip_to(target: float, routes: Routes) -> Skip:
+    """The share that leaves ``target`` of all (token, expert)s; each token's first always runs."""
+    weights = routes.weights.astype(np.float64)
+    beside = weights[..., 1:] / np.maximum(weights[..., :1], np.finfo(np.float64).tiny)
+    k = weights.shape[2]
+    left = float(np.clip((target * k - 1) / (k - 1), 0, 1))
+    return Skip(Fraction(float(np.quantile(beside, 1 - left))))
 
 
 @dataclass(frozen=True)
@@ -150,11 +75,6 @@ class DealtTiers:
                     break
             blocks[layer, rows, columns] = blocks[layer, columns, rows] = best
         return replace(own, blocks=blocks)
-
-
-def _relative(weights: Halves) -> npt.NDArray[np.float32]:
-    wide = weights.astype(np.float32)
-    return wide / np.maximum(wide[..., :1], np.finfo(np.float32).tiny)
 
 
 def bits_by_rank(worth: Mapping[int, Floats]) -> dict[int, npt.NDArray[np.int64]]:

@@ -42,12 +42,13 @@ goes to the token's others; elsewhere it is dropped. *Tiers at random*: a layer'
 in random order, cut at the same shares of events, drawn until as many bytes are touched:
 frequency decides nothing (three draws, their range as interval). *Roles*: how the dominant
 expert of a pair is told (elsewhere: grouped); `by router weight` takes each token's heavier
-one (models with more than two experts a token always do). *Skip by router weight*: an expert
-is skipped where its weight is below a share of the token's first one's, one share for all
-layers. *Block by contribution*: a block runs where router weight times the block's mean
-contribution (mean |activation| times the norm of the down rows, summed) reaches a threshold of
-its layer; the width is the leading blocks before the first that does not. Thresholds are set
-on calibration text to meet the bytes named; what was met on held-out text is printed.
+one (models with more than two experts a token always do). *Skip by router weight* (width
+`skip`): an expert is skipped where its weight is below a share of the token's first one's, one
+share for all layers. *Block by contribution* (width `contribution`): a block runs where router
+weight times the block's mean contribution (mean |activation| times the norm of the down rows,
+summed) reaches a threshold of its layer; the width is the leading blocks before the first that
+does not. Thresholds are set on calibration text to meet the bytes named; what was met on
+held-out text is printed.
 """, bodies.strategies),
     Section("masking", "Dominant and auxiliary experts (Figure 4)", """\
 The 20 most frequent combinations of the whole model. One expert is masked in one layer for the

@@ -19,6 +19,7 @@ from crisp.prepare.calibration import Calibration, LayerSums, calibrate
 from crisp.prepare.importance import NeuronOrder, contributions, permutations, scores
 from crisp.prepare.roles import Exact, Grouped, Local, Method, increases, local, spell
 from crisp.profile import Profile, dominant
+from crisp.profile.weights import QUANTILES, quantiles
 from crisp.windows import Windows
 
 ROLES = Grouped()
@@ -52,6 +53,18 @@ class Study(Setting):
     def by_weight(self) -> Profile:
         """The same counts without measured roles: the router's weight decides."""
         return replace(self.prepared, dominant=None)
+
+    @cached_property
+    def weighed(self) -> Profile:
+        """With what each block contributes in `orders`, and how large the router's weights are."""
+        self.arrange(self.original)
+        sizes = contributions(self.known, self.orders, self.experts, BLOCK)
+        layers, n = self.spec.n_layers, self.spec.n_experts
+        blocks = np.zeros((layers, n, self.spec.n_blocks), np.float32)
+        weights = np.zeros((layers, n, QUANTILES), np.float16)
+        for layer, sums in self.known.layers.items():
+            blocks[layer], weights[layer] = sizes[layer], quantiles(sums.weighted)
+        return replace(self.by_weight, contributions=blocks, router_weights=weights)
 
     @cached_property
     def full(self) -> Reading:
@@ -160,11 +173,6 @@ class Study(Setting):
         """The order spelled ``text``, from what calibration saw."""
         self.arrange(self.original)
         return permutations(scores(NeuronOrder.read(text), calibration, self.experts))
-
-    def contributions(self, calibration: Calibration, orders: Orders) -> dict[int, Any]:
-        """By layer [E, blocks]: each block's mean contribution once in ``orders``."""
-        self.arrange(self.original)
-        return contributions(calibration, orders, self.experts, BLOCK)
 
 
 def subset(windows: Windows, start: int, end: int) -> Windows:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from hashlib import sha256
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,8 @@ from benchmarks.quality.estimates import (
 from benchmarks.quality.setting import KINDS, scored
 from benchmarks.quality.study import TIERED, Study
 from crisp.adapter.controls import dropped
-from crisp.profile import tiers
+from crisp.model import ModelSpec
+from crisp.profile import Profile, tiers
 from crisp.quality.statistics import increase, kept
 
 CLASSES = ("top 10 %", "10 to 50 %", "bottom 50 %")
@@ -61,7 +62,7 @@ def classes(study: Study) -> Figure:
 
 
 @dataclass(frozen=True, eq=False)
-class HalfOfClass(controls.Rule):
+class HalfOfClass:
     """Half width for combinations of one class; full for all others.
 
     The anchor goes with its first combination.
@@ -70,6 +71,14 @@ class HalfOfClass(controls.Rule):
     classes: npt.NDArray[np.int64]  # [layers, E, E]
     narrow: int
     n_blocks: int
+    residency = counted = False
+
+    def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> Self:
+        """Nothing is left to bind."""
+        return self
+
+    def table(self) -> None:
+        """Widths depend on more than a combination."""
 
     def __repr__(self) -> str:
         digest = sha256(self.classes.tobytes()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from benchmarks.quality.estimates import Figure, Reading, average, blend, contra
 from benchmarks.quality.setting import KINDS
 from benchmarks.quality.study import TIERED, Study
 from crisp.adapter.controls import quantised
+from crisp.policy.contribution import Contribution
 from crisp.policy.width import Tiered
 from crisp.prepare.roles import Exact, Grouped
 
@@ -123,15 +125,13 @@ def strategies(study: Study) -> Figure:
                 found[f"{policy}, roles {name}"] = study.read(width, orders, profile)
             found[f"single, roles {name}"] = study.read("single", orders, profile)
     rules = {"bytes of tiered": tiered.share, "75 %": 0.75, "50 %": 0.5}
-    sizes = study.contributions(study.known, orders)
     for name, target in rules.items():
-        skip = controls.SkipByWeight.meeting(target, study.routed, study.spec.n_blocks)
-        block = controls.ByContribution.meeting(target, study.routed, sizes)
-        found[f"skip by router weight, {name}"] = study.read(skip, orders)
+        skip, block = controls.skip_to(target, study.routed), Contribution(Fraction(target))
+        found[f"skip by router weight, {name}"] = study.read(skip, orders, prepared)
         found[f"skip by router weight, {name}, renormalised"] = study.read(
-            skip, orders, renormalize=True
+            skip, orders, prepared, renormalize=True
         )
-        found[f"block by contribution, {name}"] = study.read(block, orders)
+        found[f"block by contribution, {name}"] = study.read(block, orders, study.weighed)
     rows = [row(name, own, study.full, KINDS) for name, own in found.items()]
     for place, (name, dealt) in enumerate(random.items(), start=len(paper)):
         each = [row("", own, study.full, KINDS) for own in dealt]

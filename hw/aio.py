@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import platform
 import sys
@@ -18,7 +19,7 @@ _CALLS = {  # io_setup, io_destroy, io_getevents, io_submit
     "aarch64": (0, 1, 4, 2),
 }
 _PREADV = 7  # of <linux/aio_abi.h>, like the structures
-_MOST_PLACES = 64
+MOST_PLACES = 1024  # of one read, here and in preadv (UIO_MAXIOV)
 _ONE = ctypes.c_long(1)
 _SYSTEM = ctypes.CDLL(None, use_errno=True).syscall
 _SYSTEM.restype = ctypes.c_long
@@ -56,28 +57,29 @@ class AsynchronousRead:
         self._context = ctypes.c_ulong(0)
         self._call(self._setup, _ONE, ctypes.byref(self._context))
         self._request, self._ended = _Request(opcode=_PREADV), _Ended()
-        self._vector = (ctypes.c_uint64 * (2 * _MOST_PLACES))()
+        self._vector = (ctypes.c_uint64 * (2 * MOST_PLACES))()
         self._request.vector = ctypes.addressof(self._vector)
         self._requests = ctypes.pointer(ctypes.pointer(self._request))
 
     @classmethod
-    def opened(cls, n: int) -> list[AsynchronousRead]:
-        """So many; none where the system has no such reads, or lets nobody have so many more."""
+    def opened(cls, n: int, file: int) -> list[AsynchronousRead]:
+        """So many, each of which has read a page of ``file`` (open with O_DIRECT); none where the
+        system has no such reads, refuses them, or lets nobody have so many more.
+        """
         made: list[AsynchronousRead] = []
         try:
             while len(made) < n:
                 made.append(cls())
+                made[-1]._try(file)
         except OSError:
             while made:
                 made.pop().close()
         return made
 
     def begin(self, file: int, places: Sequence[memoryview], offset: int) -> bool:
-        """Begin to read from ``offset`` on into places, which the caller keeps until `end`; whether
-        it has begun, which needs few enough places and O_DIRECT.
+        """Begin to read from ``offset`` on into at most MOST_PLACES, which the caller keeps until
+        `end`; whether it has begun.
         """
-        if len(places) > _MOST_PLACES:
-            return False
         for i, place in enumerate(places):
             self._vector[2 * i] = ctypes.addressof(ctypes.c_char.from_buffer(place))
             self._vector[2 * i + 1] = len(place)
@@ -98,6 +100,13 @@ class AsynchronousRead:
         if self._context.value:
             self._call(self._destroy, self._context)
             self._context = ctypes.c_ulong(0)
+
+    def _try(self, file: int) -> None:
+        """Raise OSError unless reads begin and end."""
+        with mmap.mmap(-1, mmap.PAGESIZE) as memory, memoryview(memory) as page:
+            if not self.begin(file, [page], 0):
+                raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+            self.end()
 
     def _call(self, *args: object) -> None:
         while _SYSTEM(*args) < 0:

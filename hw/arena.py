@@ -80,6 +80,7 @@ def filled(
                 files.read(row, expert, 0, places)
                 if progress is not None:
                     progress((entry + 1) / spec.n_routed)
+            files.check()
         finally:
             files.close()
     except BaseException:

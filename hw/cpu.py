@@ -146,9 +146,10 @@ class CpuDevice:
             stream.check()
 
     def synchronise(self) -> None:
-        """Return when both threads are idle."""
+        """See `hw.device.Device`."""
         for stream in self._streams:
             stream.run(lambda: None)
+        self._files.check()
 
     def close(self) -> None:
         """End both threads after what they are at, close the files, let go of the pool."""

@@ -42,6 +42,7 @@ def cuda(
     device = GpuDevice("cuda", streams, store)
     try:
         pool = device_pool(streams, store, slots)
+        files: Files | None = None
         room, free = host_limit, available()
         if room is None:
             room = store.spec.routed_bytes if free is None else free - HEADROOM
@@ -58,7 +59,7 @@ def cuda(
             source = FromDisk(streams, files, buffers, pool)
             how = {"loads_from": "disk", "pageable": buffers.pageable, "direct": files.direct}
             how["room"] = max(0, room)  # bytes, for weights
-        device.load_from(source, pool, how)
+        device.load_from(source, pool, how, files)
     except BaseException:
         device.close()
         raise

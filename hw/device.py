@@ -80,7 +80,7 @@ class Device(Protocol):
         """Raise DeviceError if a stream is dead, so that nobody waits for it for ever."""
 
     def synchronise(self) -> None:
-        """Return when both streams are idle."""
+        """Return when both streams are idle; DeviceError if a file that is read was written to."""
 
     def close(self) -> None:
         """Stop the streams after what they are at, and free the pool; more than once is fine."""

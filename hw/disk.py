@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crisp.model import PAGE
+from hw.aio import AsynchronousRead
 from hw.memory import anonymous
 from hw.reading import SIZES, direct_refused
 
@@ -39,6 +40,24 @@ def why_not_direct(folder: Path) -> str | None:
     with temporary(folder, PAGE) as path:
         refused = direct_refused(path)
     return refused and f"refused: {refused}"
+
+
+def asynchronous(folder: Path) -> bool:
+    """Whether reads of a folder's files may begin in one thread and end in another.
+
+    Raises OSError where no file can be made.
+    """
+    with temporary(folder, PAGE) as path:
+        if direct_refused(path) is not None:
+            return False
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        try:
+            made = AsynchronousRead.opened(2, file)
+        finally:
+            os.close(file)
+    for one in made:
+        one.close()
+    return bool(made)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from hw.batch import Work
 from hw.device import Copy, Done, Piece
 from hw.errors import DeviceError
 from hw.kernels.layout import Layout
+from hw.reading import Files
 from hw.sources import Source
 from hw.store import Store
 from hw.streams import Event, Streams
@@ -59,15 +60,18 @@ class GpuDevice:
         self._source: Source | None = None
         self._pool: Any = None
         self._how: dict[str, Any] = {}
+        self._files: Files | None = None
         self._link, self._compute = streams.stream(), streams.stream()
         self.resources = ExitStack()  # closed when nothing runs any more
         self._threads = [Worker(own, self.clock) for own in ("link", "compute")]
 
-    def load_from(self, source: Source, pool: Any, how: dict[str, Any]) -> None:
+    def load_from(
+        self, source: Source, pool: Any, how: dict[str, Any], files: Files | None = None
+    ) -> None:
         """Where blocks come from, and the uint8 rows [..., stride] where kernels find them; while
-        nothing runs. how: what the device says of it.
+        nothing runs. how: what the device says of it. files: that the source reads.
         """
-        self._source, self._pool, self._how = source, pool, how
+        self._source, self._pool, self._how, self._files = source, pool, how, files
 
     def describe(self) -> dict[str, Any]:
         """How it works here, safe for JSON."""
@@ -125,9 +129,11 @@ class GpuDevice:
             thread.check()
 
     def synchronise(self) -> None:
-        """Return when all that was launched has been seen to end."""
+        """See `hw.device.Device`: when all that was launched has been seen to end."""
         for thread in self._threads:
             thread.run(lambda: None)
+        if self._files is not None:
+            self._files.check()
 
     def close(self) -> None:
         """Let what runs end; then let go of all memory."""

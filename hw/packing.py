@@ -90,12 +90,8 @@ def pack_synthetic(
     Raises CrispError for a full disk, an ``out`` that is taken, and neurons that are not whole
     groups of ``dtype``.
     """
-    stored, spec = stored_as(spec, dtype)
+    stored, spec = stored_as(spec, dtype, seed)
     activation = activation or ("gpt_oss" if spec.biases else "silu")
-    if spec.matrices != 3:
-        raise CrispError(f"{spec.name}: its experts have no gate; gated ones were expected")
-    if seed < 0:
-        raise CrispError(f"--seed {seed}: must be at least 0")
     advance = _counting(progress, spec.routed_bytes)
     with new_store(out, spec, stored, activation) as writer:
         made = RandomBlocks(spec, stored, seed)
@@ -105,12 +101,16 @@ def pack_synthetic(
     return Store.open(out)
 
 
-def stored_as(spec: ModelSpec, dtype: str | None) -> tuple[str, ModelSpec]:
+def stored_as(spec: ModelSpec, dtype: str | None, seed: int) -> tuple[str, ModelSpec]:
     """(dtype, geometry) of random experts; None: fp32 if that is the model's dtype, else bf16.
 
-    Raises CrispError for neurons that are not whole groups of the dtype.
+    Raises CrispError for what `pack_synthetic` would refuse before it writes anything.
     """
     _check_dtype(dtype)
+    if spec.matrices != 3:
+        raise CrispError(f"{spec.name}: its experts have no gate; gated ones were expected")
+    if seed < 0:
+        raise CrispError(f"--seed {seed}: must be at least 0")
     stored = dtype or ("fp32" if spec.dtype_bits == 32 else "bf16")
     if stored in BITS:
         check_groups(spec, stored)

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from crisp.model import PAGE
-from hw.aio import AsynchronousRead
+from hw.aio import MOST_PLACES, AsynchronousRead
 from hw.errors import DeviceError
 from hw.pack_format import header
 from hw.store import Store
@@ -21,8 +21,8 @@ from hw.store import Store
 SIZES = (1 << 18, 1 << 20, 1 << 22, 1 << 24)  # bytes of one system call that are tried
 WHOLE = 1 << 30  # bytes of one that leave a request as it is
 _TRIAL = 1 << 24  # bytes that are read to try one
+_chosen: dict[tuple[Path, int], int] = {}  # by store and room: all runs of a command read alike
 _CLOSE = 1.1  # so much slower is no reason to cut requests up: trials are noisy, and cuts add up
-_MOST_PLACES = 1024  # of one system call (IOV_MAX)
 
 Begun = Callable[[], int]
 """a read that has begun: waits for it, and gives its bytes as preadv does"""
@@ -38,13 +38,15 @@ class Files:
         self.why_not_direct = refused and f"{store.path}: O_DIRECT is refused: {refused}"
         self.direct = refused is None
         self._files: list[int] = []
-        # Two, so that one begins while the other ends.
-        self._early = AsynchronousRead.opened(2) if self.direct else []
+        self._early: list[AsynchronousRead] = []
         self.read_bytes = WHOLE
         try:
             for row, path in enumerate(store.files):
                 self._files.append(self._open(path))
                 self._check(row)
+            if self.direct:  # two, so that one begins while the other ends
+                self._early = AsynchronousRead.opened(2, self._files[0])
+            self._opened = [*map(_state, self._files)]
         except BaseException:
             self.close()
             raise
@@ -53,6 +55,12 @@ class Files:
     def asynchronous(self) -> bool:
         """Whether `begin` begins anything."""
         return bool(self._early)
+
+    def check(self) -> None:
+        """Raise DeviceError if a file has been written to since it was opened."""
+        for path, file, state in zip(self._store.files, self._files, self._opened, strict=True):
+            if _state(file) != state:
+                raise DeviceError(f"{path}: was written to while it was read")
 
     def close(self) -> None:
         """Close all files, when nothing is read from them; more than once is fine."""
@@ -103,10 +111,16 @@ class Files:
     def choose_size(self, buffer: memoryview, clock: Callable[[], int] = time.monotonic_ns) -> None:
         """Set `read_bytes` to what reads fast here, by reading the first file into ``buffer``: to
         the largest size that is close to the fastest. 44 MB (a block of Mixtral's) took a fifth
-        longer in pieces of 4 MiB than at once.
+        longer in pieces of 4 MiB than at once. A process asks once for each store.
         """
         most = min(len(buffer), _TRIAL, os.fstat(self._files[0]).st_size - PAGE)
         most -= most % PAGE
+        key = self._store.path, most
+        if key not in _chosen:
+            _chosen[key] = self._fastest(buffer, most, clock)
+        self.read_bytes = _chosen[key]
+
+    def _fastest(self, buffer: memoryview, most: int, clock: Callable[[], int]) -> int:
         taken: dict[int, int] = {}
         for size in 2 * [*(size for size in SIZES if size < most), most]:  # the first starts cold
             begin, offset = clock(), PAGE
@@ -115,7 +129,7 @@ class Files:
             taken[size] = min(clock() - begin, taken.get(size, 1 << 62))
             self._forget(self._files[0], PAGE, most)
         best = max(size for size in taken if taken[size] <= _CLOSE * min(taken.values()))
-        self.read_bytes = WHOLE if best == most else best
+        return WHOLE if best == most else best
 
     def _open(self, path: Path) -> int:
         try:
@@ -164,13 +178,20 @@ class Files:
             if self.direct:
                 count -= count % PAGE  # one cannot go on from the middle of a page
             if not count:
-                raise DeviceError(f"{path}: ends at byte {offset}, where it went on before")
+                size = os.fstat(file).st_size
+                raise DeviceError(f"{path}: is {size} bytes, too few for what was in it")
             offset += count
             while places and count >= len(places[0]):
                 count -= len(places.pop(0))
             if count:
                 places[0] = places[0][count:]
         return offset
+
+
+def _state(file: int) -> tuple[int, int]:
+    """What a write to a file changes: its size, its time of modification in ns."""
+    found = os.fstat(file)
+    return found.st_size, found.st_mtime_ns
 
 
 def direct_refused(path: Path) -> str | None:
@@ -203,7 +224,7 @@ def _requests(places: Sequence[memoryview], most: int) -> Iterator[list[memoryvi
             run.append(rest[:room])
             room -= len(run[-1])
             rest = rest[len(run[-1]) :]
-            if not room or len(run) == _MOST_PLACES:
+            if not room or len(run) == MOST_PLACES:
                 yield run
                 run, room = [], most
     if run:

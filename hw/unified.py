@@ -82,7 +82,7 @@ def _from_disk(device: GpuDevice, streams: Streams, store: Store, slots: int) ->
     files = Files(store)
     device.resources.callback(files.close)
     source, how = Straight(files, pool.chunks[0]), {"loads_from": "disk", "direct": files.direct}
-    device.load_from(source, pool.chunks[0], how)
+    device.load_from(source, pool.chunks[0], how, files)
 
 
 def _in_memory(

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from crisp.errors import CrispError
@@ -21,6 +22,8 @@ def need(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         top = module.partition(".")[0]
+        if find_spec(top) is not None:  # a library of it does not fit into memory, say
+            raise CrispError(f"{top} cannot be loaded: {error}") from error
         raise CrispError(
             f"{top} is needed and not installed: pip install '.[hf]' in the checkout ({error})"
         ) from error

@@ -99,6 +99,7 @@ def findings(
     probes = {meter.name: meter.probe() for meter in meters()}  # once: a mute one takes its time
     yield from _devices(any(one.ok for one in seen), probes)
     yield _direct(folder)
+    yield _early(folder)
     yield _reading(folder, file, progress)
     yield from _meters(probes)
     yield from _extras()
@@ -166,6 +167,21 @@ def _direct(folder: Path) -> Finding:
         return Finding("O_DIRECT", True, f"works in {folder.resolve()}", values=values)
     remedy = "--dir on a disk with ext4 or xfs, say; elsewhere reads pass through the page cache"
     return Finding("O_DIRECT", False, f"{folder.resolve()}: {why}", remedy, values)
+
+
+def _early(folder: Path) -> Finding:
+    """Whether reads begin before the reading thread is at them."""
+    from hw.disk import asynchronous
+
+    what, place = "asynchronous reads", folder.resolve()
+    try:
+        works = asynchronous(folder)
+    except OSError as error:
+        return _no_file(what, folder, error, {})
+    if works:
+        return Finding(what, True, f"begin in {place} where they are decided on")
+    remedy = "O_DIRECT must work, io_setup and io_submit be allowed, fs.aio-max-nr not be used up"
+    return Finding(what, False, f"{place}: not to be had; the reading thread begins them", remedy)
 
 
 def _reading(folder: Path, file: Path | None, progress: Callable[[float], None]) -> Finding:

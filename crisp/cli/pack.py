@@ -52,7 +52,7 @@ def pack(
         spec, activation = _geometry(synthetic)
         spec = spec.first_layers(spec.n_layers if layers is None else layers).with_(block=block)
     if dry_run:
-        kind, stored = stored_as(spec, dtype)
+        kind, stored = stored_as(spec, dtype, seed or 0)
         typer.echo(f"{out}: dry run, nothing was written")
         typer.echo(_told(stored, kind, "random weights"))
         return

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crisp.adapter import Recorder, layout, recording
+from crisp.adapter import Recorder, layout, need, recording
 from crisp.errors import CrispError
 
 torch = pytest.importorskip("torch", reason="needs the extra hf")
@@ -313,3 +313,16 @@ def test_experts_that_run_twice_or_never_are_refused() -> None:
         recorder.take()
         with pytest.raises(CrispError, match="was not called"):
             recorder.take()
+
+
+def test_a_module_that_cannot_be_loaded_is_not_called_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def short_of_memory(name: str) -> None:
+        raise ImportError(f"{name}.so: failed to map segment from shared object")
+
+    monkeypatch.setattr("importlib.import_module", short_of_memory)
+    with pytest.raises(CrispError, match=r"^torch cannot be loaded: torch\.so: failed to map"):
+        need("torch")
+    with pytest.raises(CrispError, match=r"^no_such is needed and not installed: pip install"):
+        need("no_such.part")

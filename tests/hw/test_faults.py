@@ -349,7 +349,7 @@ def test_faults_are_one_line(
     with monkeypatch.context() as patch:
         count[0] = 0
         before_reads(patch, shrinking)
-        assert re.search(r"layer-\d+\.safetensors: ends at byte \d+", said(capsys, own))
+        assert re.search(r"layer-\d+\.safetensors: is \d+ bytes, too few", said(capsys, own))
 
 
 def test_ctrl_c_in_the_middle_of_a_run(own: Store) -> None:

@@ -172,7 +172,7 @@ def test_one_begins_while_another_is_on_its_way(store: Store, places: list[memor
     files.close()
 
 
-def test_all_that_were_asked_for_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_were_asked_for_or_none(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's limit may lie between."""
     made, real = list[AsynchronousRead](), AsynchronousRead.__init__
 
@@ -183,31 +183,70 @@ def test_all_that_were_asked_for_or_none(monkeypatch: pytest.MonkeyPatch) -> Non
         made.append(self)
 
     monkeypatch.setattr(AsynchronousRead, "__init__", limited)
-    assert AsynchronousRead.opened(2) == []
+    assert not Files(store).asynchronous
     assert all(not one._context.value for one in made)
 
 
 @pytest.fixture
-def early(places: list[memoryview]) -> Iterator[AsynchronousRead]:
-    made = AsynchronousRead.opened(1)
+def early(store: Store) -> Iterator[AsynchronousRead]:
+    file = os.open(store.files[0], os.O_RDONLY | os.O_DIRECT)
+    made = AsynchronousRead.opened(1, file)
+    os.close(file)
     if not made:
         pytest.skip("this system reads nothing asynchronously")
     yield made[0]
     made[0].close()
 
 
-def test_no_more_places_than_there_is_room_for(store: Store, early: AsynchronousRead) -> None:
-    """64 pages begin, 65 do not."""
-    with mmap.mmap(-1, 65 * 4096) as memory, memoryview(memory) as whole:
-        pages = [whole[at : at + 4096] for at in range(0, len(memory), 4096)]
+def test_as_many_places_as_a_request_may_have(store: Store, early: AsynchronousRead) -> None:
+    """1,024 places are all that the system takes: one more does not begin."""
+    unit = 512  # of a disk
+    with mmap.mmap(-1, 1024 * unit) as memory, memoryview(memory) as whole:
+        places = [whole[at : at + unit] for at in range(0, len(memory), unit)]
         file = os.open(store.files[0], os.O_RDONLY)
-        assert not early.begin(file, pages, 0)
-        assert early.begin(file, pages[:64], 0)
-        assert early.end() == 64 * 4096
-        assert whole[: 64 * 4096] == store.files[0].read_bytes()[: 64 * 4096]
+        assert early.begin(file, places, 0)
+        assert early.end() == len(memory)
+        assert whole[:] == store.files[0].read_bytes()[: len(memory)]
         os.close(file)
-        for page in pages:
-            page.release()
+        for place in places:
+            place.release()
+
+
+@pytest.mark.parametrize("refused", ["setup", "submit", "read"])
+def test_what_the_system_refuses_is_not_asked_for(
+    store: Store, places: list[memoryview], monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """Known from the first page of a file on; everything is read all the same."""
+    if refused == "setup":
+        monkeypatch.setattr("hw.aio._CALLS", {})
+    elif refused == "submit":
+        monkeypatch.setattr(AsynchronousRead, "begin", lambda *_: False)
+    else:
+        monkeypatch.setattr(AsynchronousRead, "end", fails)
+    files = Files(store)
+    assert not files.asynchronous
+    assert begun_here_ended_there(files, places, 1, 7, 0, 3) == content(store, 1, 7, 0, 3)
+    files.close()
+
+
+def fails(_: AsynchronousRead) -> int:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize("how", ["longer", "shorter", "the same size"])
+def test_files_that_are_written_to_while_they_are_read_are_named(own: Store, how: str) -> None:
+    files = Files(own)
+    files.check()
+    size = own.files[1].stat().st_size
+    with own.files[1].open("r+b") as file:
+        if how == "the same size":
+            file.seek(size - 1)
+            file.write(b"x")
+        else:
+            file.truncate(size + (4096 if how == "longer" else -4096))
+    with pytest.raises(DeviceError, match=r"layer-001\.\w+: was written to while it was read$"):
+        files.check()
+    files.close()
 
 
 def test_closing_waits_for_what_is_on_its_way(
@@ -249,7 +288,7 @@ def test_a_begun_read_that_fails_is_told_of_where_it_ends(
 ) -> None:
     files = opened(own)
     os.truncate(own.files[1], own.offset(1, 4, 3) + 100)
-    with pytest.raises(DeviceError, match=r"layer-001\.\w+: ends at byte \d+, where it went on"):
+    with pytest.raises(DeviceError, match=r"layer-001\.\w+: is \d+ bytes, too few for"):
         begun_here_ended_there(files, places, 1, 4, 0, 4)
     if files.asynchronous:
         for early in files._early:
@@ -285,7 +324,7 @@ def test_a_file_cut_off_under_the_run(
     files = opened(own)
     os.truncate(own.files[1], own.offset(1, 4, 3) + odd)
     files.read(1, 4, 0, places[:3])
-    with pytest.raises(DeviceError, match=r"layer-001\.\w+: ends at byte \d+, where it went on"):
+    with pytest.raises(DeviceError, match=r"layer-001\.\w+: is \d+ bytes, too few for"):
         files.read(1, 4, 0, places[:4])
     files.close()
 
@@ -399,10 +438,13 @@ def test_the_largest_size_that_reads_about_as_fast_as_the_fastest_is_taken(
     files, times = Files(store), Times(lambda n: 10 * n if n == best else others * n)
     monkeypatch.setattr(os, "preadv", times.preadv)
     monkeypatch.setattr(os, "fstat", lambda _: os.stat_result([1 << 30] * 10))
+    monkeypatch.setattr(reading, "_chosen", {})
     times.now = 0
-    files.choose_size(memoryview(bytearray(1 << 24)), lambda: times.now)
-    assert files.read_bytes == taken
-    assert sum(times.calls) == 2 * 4 * (1 << 24)
+    for _ in range(2):  # the second is told what the first has found
+        files.read_bytes = 0
+        files.choose_size(memoryview(bytearray(1 << 24)), lambda: times.now)
+        assert files.read_bytes == taken
+        assert sum(times.calls) == 2 * 4 * (1 << 24)
     files.close()
 
 

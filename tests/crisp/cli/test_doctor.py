@@ -45,7 +45,8 @@ def test_everything_has_a_line_and_what_is_missing_a_remedy(
     found = told(crisp, tmp_path)
     assert [what for what in found if what.split()[0] != "gpu"] == [
         "python", "cpu", "memory", *(f"device {name}" for name in DEVICES), "O_DIRECT",
-        "read speed", *(f"meter {meter.name}" for meter in hw.telemetry.meters()),
+        "asynchronous reads", "read speed",
+        *(f"meter {meter.name}" for meter in hw.telemetry.meters()),
         *(f"extra {extra}" for extra in EXTRAS),
     ]  # fmt: skip
     for finding in found.values():
@@ -91,9 +92,19 @@ def test_a_disk_that_refuses_o_direct(
     found = told(crisp, tmp_path)
     assert found["O_DIRECT"]["found"] == f"{tmp_path}: refused: Invalid argument"
     assert "page cache" in found["O_DIRECT"]["remedy"]
+    assert "O_DIRECT must work" in found["asynchronous reads"]["remedy"]
     assert found["read speed"]["direct"] is False
     assert "through the page cache" in found["read speed"]["found"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_system_without_asynchronous_reads(
+    crisp: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hw.aio._CALLS", {})
+    found = told(crisp, tmp_path)["asynchronous reads"]
+    assert found["found"] == f"{tmp_path}: not to be had; the reading thread begins them"
+    assert "fs.aio-max-nr" in found["remedy"]
 
 
 def test_a_full_disk_is_a_finding(
@@ -104,7 +115,7 @@ def test_a_full_disk_is_a_finding(
 
     monkeypatch.setattr(hw.disk.tempfile, "TemporaryFile", full)
     found = told(crisp, tmp_path)
-    for what in ("O_DIRECT", "read speed"):
+    for what in ("O_DIRECT", "asynchronous reads", "read speed"):
         assert not found[what]["ok"]
         assert found[what]["found"] == f"{tmp_path}: No space left on device"
         assert "--dir" in found[what]["remedy"]

@@ -90,6 +90,7 @@ def test_the_configs_activation_is_kept(crisp: Crisp, tmp_path: Path) -> None:
         (("--synthetic", MODEL, "--layers", 7), "has 6 layers, 7 were asked"),
         (("--synthetic", MODEL, "--layers", 0), "has 6 layers, 0 were asked"),
         (("--synthetic", MODEL, "--seed", -1), "--seed -1: must be at least 0"),
+        (("--synthetic", MODEL, "--seed", -1, "--dry-run"), "--seed -1: must be at least 0"),
         (("--synthetic", MODEL, "--dtype", "fp8"), "--dtype fp8: expected bf16, fp16, fp32"),
         (("--synthetic", MODEL, "--block", 0), "block is 0, expected at least 1"),
         (("--synthetic", MODEL, "--block", 321), "block is 321, expected at most 320"),

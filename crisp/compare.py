@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.errors import CrispError
-from crisp.run import Run, load
+from crisp.run import Run, load, nth
 from crisp.timeline import (
     BLOCKS,
     COMPUTE,
@@ -106,16 +106,19 @@ def compare(
     return Comparison(pairs, _timelines(simulated_rows, measured_rows))
 
 
-def one_run(path: Path, *, measured: bool) -> Run:
-    """The run in a file that holds one; CrispError if it holds more, or one of the other kind."""
+def one_run(path: Path, number: int | None = None, *, measured: bool) -> Run:
+    """The run in a file that holds one, or its ``number``th, from 1; CrispError if it holds more or
+    fewer, or one of the other kind.
+    """
     runs = load(path)
-    if len(runs) != 1:
-        raise CrispError(f"{path}: holds {len(runs)} runs, expected one")
+    if number is None and len(runs) != 1:
+        raise CrispError(f"{path}: holds {len(runs)} runs, expected one; --run says which")
+    run = nth(runs, 1 if number is None else number, path)
     kinds = ("simulated", "measured")
-    found = runs[0].settings["engine"] == "hw"
+    found = run.settings["engine"] == "hw"
     if found != measured:
         raise CrispError(f"{path}: is a {kinds[found]} run, expected a {kinds[measured]} one")
-    return runs[0]
+    return run
 
 
 def check_same_case(simulated: Run, measured: Run) -> None:

@@ -110,6 +110,13 @@ def load(path: str | Path) -> list[Run]:
     return [Run(**{part: run[part] for part in parts}) for run in runs]
 
 
+def nth(runs: Sequence[Run], number: int, path: Path) -> Run:
+    """One of a file's runs, counted from 1; CrispError for one that it does not hold."""
+    if not 1 <= number <= len(runs):
+        raise CrispError(f"--run {number}: {path} holds {len(runs)} runs, counted from 1")
+    return runs[number - 1]
+
+
 def finish(
     settings: dict[str, Any],
     spec: ModelSpec,

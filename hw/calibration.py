@@ -115,7 +115,7 @@ def _spread(lists: list[list[int]]) -> float:
 
 
 def _percent(spread: float) -> str:
-    return f"{100 * spread:.2g} %"
+    return f"{100 * spread:.0f} %"
 
 
 def processor() -> str:

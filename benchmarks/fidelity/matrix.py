@@ -264,7 +264,7 @@ def _measure(case: Case, store: Store, options: Options, expected: Expected) -> 
     prefetches = case.policy.prefetch.name != "none"
     same = relived(case, seen) if prefetches else same_decisions(seen, expected.seen)
     return _facts(run.metrics) | {
-        "raw_gb_per_s": [round(before, 4), round(after, 4)],
+        "probes_gb_per_s": [round(before, 4), round(after, 4)],
         "same_decisions": same,
         "event_errors": _errors(seen.sink.rows, expected.seen.sink.rows),
     }
@@ -289,7 +289,7 @@ def _named(cell: Cell, mode: str) -> dict[str, Any]:
 def _errors(measured: Rows, simulated: Rows) -> list[float]:
     """Of the times of events, relative: the 5, 50 and 95 % quantiles."""
     own, other = _events(measured), _events(simulated)
-    return [round(float(q), 4) for q in np.percentile(own / other - 1, (5, 50, 95))]
+    return [round(float(q), 4) for q in np.percentile(other / own - 1, (5, 50, 95))]
 
 
 def _events(rows: Rows) -> npt.NDArray[np.float64]:

@@ -9,7 +9,7 @@ import typer
 
 from crisp.cli import flags
 
-_DISTURBED = 0.5  # spread: half of the means lie that far apart
+_DISTURBED = 0.25  # spread: half of the means lie that far apart
 
 
 def calibrate(
@@ -82,7 +82,7 @@ def calibrate(
         f"{float(slow[0]):.3g} and {float(slow[1]):.3g} times as long"
     )
     spreads = dict(done.tables.spreads)
-    told = ", ".join(f"{name} {100 * spread:.2g} %" for name, spread in spreads.items())
+    told = ", ".join(f"{name} {100 * spread:.0f} %" for name, spread in spreads.items())
     print(f"half of the means lie within: {told} of their median")
     if max(spreads.values()) > _DISTURBED:
         print("note: something else was at work; leave the machine alone and measure again")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +30,9 @@ def compare(
             help="Their timelines.  [default: x.parquet beside each x.json, if both are there]",
         ),
     ] = None,
+    run: Annotated[
+        int | None, typer.Option(help="Which runs of two lists, from 1; they have no timelines.")
+    ] = None,
     perfetto: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Both timelines, for ui.perfetto.dev; -: print them."),
@@ -42,13 +45,13 @@ def compare(
     from crisp.compare import check_same_case, compare, one_run, rows_of
     from crisp.errors import CrispError
 
-    files = timelines or _beside(simulated, measured)
+    files = timelines or (_beside(simulated, measured) if run is None else None)
     inputs = [("SIMULATED", simulated), ("MEASURED", measured)]
     inputs += [("--timelines", file) for file in files or ()]
     check_outputs({"--perfetto": perfetto}, inputs)
     if perfetto is not None and files is None:
         raise CrispError("--perfetto: needs timelines; name them after --timelines")
-    runs = one_run(simulated, measured=False), one_run(measured, measured=True)
+    runs = one_run(simulated, run, measured=False), one_run(measured, run, measured=True)
     check_same_case(*runs)  # before anything large is read
     rows: list[Rows] = []
     if files is not None:
@@ -104,7 +107,7 @@ def _lines(done: Comparison, runs: Sequence[Run]) -> list[str]:
     headings = ["", "simulated", "measured", "error"]
     lines = [f"{policy} at {budget}: {', '.join(_names(runs))}", ""]
     lines += aligned(headings, [list(column) for column in zip(*cells, strict=True)], text=1)
-    lines += ["", "error: simulated over measured, less 1"]
+    lines += ["", "error: simulated over measured, less 1", *_calibrated(settings)]
     own = done.timelines
     if own is None:
         return [*lines, "no timelines were given: what happened in each event is not compared"]
@@ -118,4 +121,20 @@ def _lines(done: Comparison, runs: Sequence[Run]) -> list[str]:
         ("resident blocks after each event", own.residents),
     ):
         lines.append(f"{what}: {'identical' if difference is None else f'differ: {difference}'}")
+    if not own.identical and settings["policy"]["prefetch"] != "none":
+        lines.append("where blocks are prefetched, decisions depend on when things end: they may")
     return lines
+
+
+def _calibrated(settings: Mapping[str, Any]) -> Iterator[str]:
+    """How sure the times of a calibrated profile are, and what a layer's time is of."""
+    tables = (settings.get("hardware") or {}).get("tables") or {}
+    spreads = [
+        f"{name} {100 * tables[name]['spread']:.0f} %"
+        for name in ("load", "compute", "busy")
+        if "spread" in tables.get(name, {})
+    ]
+    if spreads:
+        yield f"calibrated with interquartile ranges: {', '.join(spreads)}"
+    if "layer" in tables:
+        yield f"a layer without its experts is {tables['layer']['source']}"

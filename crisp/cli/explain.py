@@ -105,15 +105,12 @@ def explain(
     ] = None,
 ) -> None:
     """Say where the time of a run went, and which bound is near."""
-    from crisp.errors import CrispError
-    from crisp.run import load
+    from crisp.run import load, nth
 
     runs = load(file)
-    if run is not None and not 1 <= run <= len(runs):
-        raise CrispError(f"--run {run}: {file} holds {len(runs)} runs, counted from 1")
     if run is not None or len(runs) == 1:
-        number = run or 1
-        print("\n".join(one_run(runs[number - 1], f"run {number} of {len(runs)}")))
+        number = 1 if run is None else run
+        print("\n".join(one_run(nth(runs, number, file), f"run {number} of {len(runs)}")))
     else:
         print("\n".join(all_runs(runs, file)))
 

@@ -190,7 +190,7 @@ def summary(run: Run, tokens: int) -> str:
         return f"{number} {unit}"
 
     parts = [
-        counted(tokens, "token"),
+        f"{counted(tokens, 'token')} ({metrics['tokens']:,} with the prompt)",
         shown("tokens_per_second", "tokens/s"),
         shown("ttft_ms", "ms to the first"),
         shown("bytes_per_token", "MB/token", 1e-6),

@@ -52,6 +52,54 @@ def test_the_figures_stand_side_by_side(crisp: Callable, runs: tuple[Path, Path]
     assert lines[-4].startswith("error of the time of an event, percentiles 5, 50, 95: ")
 
 
+def test_lists_of_runs_are_compared_one_by_one(
+    crisp: Callable, trace: Path, tmp_path: Path
+) -> None:
+    files = tmp_path / "sim.json", tmp_path / "meas.json"
+    many = ("--policy", "fo,lru", "--budget", "30%", "--json")
+    assert crisp("simulate", trace, *many, files[0]).code == 0
+    save([*map(as_measured, load(files[0]))], files[1])
+    for number, policy in ((1, "fo"), (2, "lru")):
+        done = crisp("compare", *files, "--run", number)
+        assert done.out.startswith(f"{policy} at 30%: ")
+        assert "no timelines were given" in done.out
+    refused = crisp("compare", *files)
+    assert refused.err == f"error: {files[0]}: holds 2 runs, expected one; --run says which\n"
+    refused = crisp("compare", *files, "--run", 3)
+    assert refused.err == f"error: --run 3: {files[0]} holds 2 runs, counted from 1\n"
+
+
+def test_where_blocks_are_prefetched_a_difference_is_explained(
+    crisp: Callable, trace: Path, runs: tuple[Path, Path]
+) -> None:
+    """The first machine's link is the slower one, and prefetches less."""
+    for file, link in zip(runs, ("paper-table1", "rtx4090-pcie4"), strict=True):
+        timeline = file.with_suffix(".parquet")
+        asked = ("--policy", "mo", "--budget", "30%", "--hardware", link, "--model", "mixtral-8x7b")
+        done = crisp("simulate", trace, *asked, "--json", file, "--timeline", timeline)
+        assert done.code == 0, done.err
+    save(as_measured(load(runs[1])[0]), runs[1])
+    lines = crisp("compare", *runs).out.splitlines()
+    assert lines[-4].startswith("load order: differ: ")
+    assert lines[-1] == (
+        "where blocks are prefetched, decisions depend on when things end: they may"
+    )
+
+
+def test_a_calibrated_profile_says_how_sure_it_is(crisp: Callable, runs: tuple[Path, Path]) -> None:
+    """And what a layer's time is of: a replay has no attention."""
+    run = load(runs[0])[0]
+    tables = {
+        "load": {"spread": 0.084}, "compute": {"spread": 0.1}, "busy": {},
+        "layer": {"source": "measured: of a replay"},
+    }  # fmt: skip
+    hardware = run.settings["hardware"] | {"tables": tables}
+    save(sealed(replace(run, settings=run.settings | {"hardware": hardware})), runs[0])
+    out = crisp("compare", *runs).out
+    assert "calibrated with interquartile ranges: load 8 %, compute 10 %\n" in out
+    assert "a layer without its experts is measured: of a replay\n" in out
+
+
 def test_without_timelines_events_are_not_compared(
     crisp: Callable, runs: tuple[Path, Path]
 ) -> None:

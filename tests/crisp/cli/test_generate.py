@@ -57,7 +57,8 @@ def line(store: Path, *more: object, policy: str = "lru") -> list[object]:
 def test_text_then_a_summary(crisp: Crisp, store: Path, text: str) -> None:
     done = crisp(*line(store))
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith(f"{text}\n\nlru at 30%: 8 tokens, ")
+    rows = len(load(str(MODEL)).tokenizer(PROMPT)["input_ids"]) + 7  # the last is not fed
+    assert done.out.startswith(f"{text}\n\nlru at 30%: 8 tokens ({rows} with the prompt), ")
     summary = done.out.removeprefix(f"{text}\n\n").splitlines()
     parts = [part.split(" ", 1)[1] for part in summary[0].split(", ")[1:]]
     assert parts == ["tokens/s", "ms to the first", "MB/token", "% hits", "J/token"]

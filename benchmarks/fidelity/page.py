@@ -105,19 +105,20 @@ def _summary(mode: str, cells: list[Cell]) -> str:
     errors = [abs(cell.error) for cell in cells]
     middle, worst = median(errors), max(errors)
     spread = median(cell.spread for cell in cells)
+    drift = ""
     if mode == "paced":
         good = middle <= 0.02 and worst <= 0.05
         aim = "aim: median at most 2 %, worst at most 5 %"
     else:
         good = middle <= max(0.05, 2 * spread)
+        drift = " A disk may be slower while it is calibrated than when it runs, or faster."
         aim = "aim: median at most the larger of 5 % and twice the median spread"
     slower = sum(cell.error > 0 for cell in cells)
     return (
         f"Error: median {_percent(middle)} (with its sign: "
         f"{_signed(median(cell.error for cell in cells))}), worst {_percent(worst)}; spread of the "
         f"runs: median {_percent(spread)}. **{'Met' if good else 'Not met'}** ({aim}). "
-        f"Simulated slower than measured in {slower} of {len(cells)} cells: the link of the "
-        "profile is as fast as it was when it was calibrated, minutes before."
+        f"Simulated slower than measured in {slower} of {len(cells)} cells.{drift}"
     )
 
 
@@ -175,8 +176,9 @@ def _against_raw(runs: list[Record]) -> str:
         "blocks in the same order, into huge pages too, one right after the other: the mean of\n"
         "the readings right before and right after each run. Granularity block; the middle of\n"
         "all runs. What a run loads the one before has loaded too, and a disk may have a cache.\n"
-        "Loads alone: without the time in which the link waits; they begin when somebody decides\n"
-        "on them and end when that is seen, which plain reads have no need of. Mixtral 8x7B's:\n"
+        "Loads alone: without the time in which the link waits. They begin when somebody decides\n"
+        "on them and end when that is seen, which plain reads have no need of; but a task's next\n"
+        "block is asked for while one is read, which plain reads are not. Mixtral 8x7B's: only\n"
         "one layer of experts of its size.\n" + told + "\n\n" + _markdown(columns, rows)
     )
 

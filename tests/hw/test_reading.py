@@ -198,6 +198,18 @@ def early(store: Store) -> Iterator[AsynchronousRead]:
     made[0].close()
 
 
+@pytest.mark.usefixtures("early")
+def test_where_the_system_has_them_reads_begin_early(
+    store: Store, places: list[memoryview], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reading thread asks for nothing then: it waits for what has begun."""
+    files = Files(store)
+    assert files.asynchronous
+    monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("read by the thread"))
+    assert begun_here_ended_there(files, places, 1, 2, 0, 7) == content(store, 1, 2, 0, 7)
+    files.close()
+
+
 def test_as_many_places_as_a_request_may_have(store: Store, early: AsynchronousRead) -> None:
     """1,024 places are all that the system takes: one more does not begin."""
     unit = 512  # of a disk

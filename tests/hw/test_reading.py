@@ -211,7 +211,7 @@ def test_where_the_system_has_them_reads_begin_early(
 
 
 def test_as_many_places_as_a_request_may_have(store: Store, early: AsynchronousRead) -> None:
-    """1,024 places are all that the system takes: one more does not begin."""
+    """1,024 places, all that the system takes."""
     unit = 512  # of a disk
     with mmap.mmap(-1, 1024 * unit) as memory, memoryview(memory) as whole:
         places = [whole[at : at + unit] for at in range(0, len(memory), unit)]

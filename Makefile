@@ -61,7 +61,7 @@ gpu-report:
 gpu-bundle:
 	rm -rf out/gpu-bundle
 	mkdir -p out/gpu-bundle/benchmarks
-	cp -R crisp sim hw out/gpu-bundle/
+	cp -RL crisp out/gpu-bundle/
 	cp -R benchmarks/gpu out/gpu-bundle/benchmarks/
 	@$(PYTHON) -m pip install $(PIP_FLAGS) --no-deps --target out/gpu-bundle/carried simpy nvidia-ml-py
 	@echo "there: python3 benchmarks/gpu --carried carried"

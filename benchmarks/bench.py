@@ -21,17 +21,17 @@ from typing import Any
 import numpy as np
 import simpy
 
-from crisp.case import Case
-from crisp.fitting import fit
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
-from crisp.run import Run
-from crisp.sinks import parquet
+from crisp.run.case import Case
+from crisp.run.result import Run
+from crisp.run.sinks import parquet
+from crisp.sim.fast_simulate import replay
+from crisp.sim.hardware import profile as hardware
+from crisp.sim.simulate import simulate
 from crisp.trace import Header, RoutingTrace
-from sim.hardware import profile as hardware
-from sim.replay import replay
-from sim.simulate import simulate
+from crisp.trace.fitting import fit
 
 LAYERS, EXPERTS, TOP_K = 32, 8, 2
 TOKENS = 1000

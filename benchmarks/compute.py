@@ -21,12 +21,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
-from crisp.model import ModelSpec
-from hw.arithmetic import Arithmetic
-from hw.batch import Work
-from hw.device import Piece
-from hw.packing import pack_synthetic
-from hw.store import views
+from crisp.hw.devices.batch import Work
+from crisp.hw.devices.cpu.arithmetic import Arithmetic
+from crisp.hw.devices.protocol import Piece
+from crisp.hw.store.packing import pack_synthetic
+from crisp.hw.store.reader import views
+from crisp.model.spec import ModelSpec
 
 ROUNDS = {1: 25, 64: 7}
 EXPERTS = 3  # of 352 MB each

@@ -16,14 +16,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from crisp.case import Case, Conditions
-from crisp.model import ModelSpec
+from crisp.hw.devices.options import Options
+from crisp.hw.replay import replay
+from crisp.hw.store.packing import pack_synthetic
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
+from crisp.run.case import Case, Conditions
 from crisp.trace import Header, RoutingTrace
-from hw.options import Options
-from hw.packing import pack_synthetic
-from hw.replay import replay
 
 TOKENS, BLOCKS = 60, 8
 PAPER = {"mixtral-8x7b": (0.8, 2.3, 45.0), "deepseek-moe-16b": (1.2, 4.7, 38.0)}  # us a token

@@ -18,9 +18,9 @@ import triton
 
 from crisp.errors import CrispError
 from crisp.files import atomic
-from hw.kernels.compiling import WEIGHTS, Report, report
-from hw.kernels.forms import Form, forms
-from hw.kernels.launch import SHARED
+from crisp.hw.devices.gpu.kernels.compiling import WEIGHTS, Report, report
+from crisp.hw.devices.gpu.kernels.forms import Form, forms
+from crisp.hw.devices.gpu.kernels.launch import SHARED
 
 PAGE = Path("docs/kernels.md")
 HEADING = "## As compiled\n"  # what follows it is written anew

@@ -21,17 +21,17 @@ from pathlib import Path
 
 import numpy as np
 
-from crisp.case import Case
-from crisp.fitting import fit
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
-from crisp.run import Run
+from crisp.run.case import Case
+from crisp.run.result import Run
+from crisp.sim.fast_simulate import replay
+from crisp.sim.hardware import profile as hardware
 from crisp.trace import RoutingTrace
 from crisp.trace import chains as statistics
+from crisp.trace.fitting import fit
 from crisp.trace.synth import synthesize
-from sim.hardware import profile as hardware
-from sim.replay import replay
 
 TOKENS, COUNTED, SEQUENCE = 1_000_000, 20_000, 1000  # rows: simulated, of the profile, of a text
 LAYERS, EXPERTS = 32, 8

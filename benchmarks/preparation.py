@@ -21,9 +21,9 @@ import torch
 import transformers
 
 from crisp.adapter import layout
+from crisp.checkpoint.windows import Windows
 from crisp.prepare.calibration import batches, calibrate, tensor
 from crisp.prepare.reorder import reorder
-from crisp.windows import Windows
 
 TINY = Path(__file__).parents[1] / "traces" / "tiny-mixtral"
 REPEATS = 9

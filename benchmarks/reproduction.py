@@ -4,7 +4,7 @@
 
 DIR/traces holds statistics of a real Mixtral-8x7B's routing, as `crisp trace synth` reads them; a
 few means over its layers are kept. What the host spends on deciding is measured on this machine
-(benchmarks/deciding.py says how). crisp/reproduce/quality.json comes from `make quality`.
+(benchmarks/deciding.py says how). crisp/reproduce/data/quality.json comes from `make quality`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from benchmarks.deciding import PAPER, PARTS, routing, small
-from crisp.case import Case, Conditions
 from crisp.files import atomic
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
+from crisp.run.case import Case, Conditions
 from crisp.trace.chains import read_chains
 from crisp.trace.describe import percent_of
 
@@ -79,9 +79,9 @@ def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
 
 def deciding() -> dict[str, Any]:
     """us a token of the policy crisp at a budget of 25 %, of each model's counts."""
-    from hw.options import Options
-    from hw.packing import pack_synthetic
-    from hw.replay import replay
+    from crisp.hw.devices.options import Options
+    from crisp.hw.replay import replay
+    from crisp.hw.store.packing import pack_synthetic
 
     found = {}
     for model in PAPER:

@@ -19,21 +19,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from crisp.case import Case, Conditions
-from crisp.fitting import fit
+from crisp.hw.decisions import Seen, relived, same_decisions
+from crisp.hw.devices.options import Options
+from crisp.hw.model.generate import generate
+from crisp.hw.model.resident import Resident, open_resident
+from crisp.hw.replay import replay
+from crisp.hw.store.packing import pack
 from crisp.policy import Budget, Policy, named
 from crisp.profile import Profile
+from crisp.run.case import Case, Conditions
+from crisp.scheduler.workload import split
+from crisp.sim.hardware import profile as hardware
+from crisp.sim.simulate import simulate
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import bundled
-from crisp.workload import split
-from hw.decisions import Seen, relived, same_decisions
-from hw.generate import generate
-from hw.options import Options
-from hw.packing import pack
-from hw.replay import replay
-from hw.resident import Resident, open_resident
-from sim.hardware import profile as hardware
-from sim.simulate import simulate
+from crisp.trace.fitting import fit
 
 MODELS = {"tiny-mixtral": 16, "tiny-deepseek": 16}  # neurons of a block
 PROMPT = "def read(path):\n    return "

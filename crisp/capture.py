@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crisp.adapter import Layout, Recorder, Routing, need, recording
+from crisp.adapter import Layout, Recorder, Routing, recording
+from crisp.checkpoint.loading import Loaded
+from crisp.checkpoint.windows import opening, read_text, share
 from crisp.errors import CrispError
-from crisp.loading import Loaded
+from crisp.extras import need
 from crisp.trace.file import DECODE, PREFILL, Header, RoutingTrace
-from crisp.windows import opening, read_text, share
 
 DEFAULT_SEQUENCES = 16  # of each text, where that many fit
 

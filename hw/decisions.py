@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from crisp.case import Case
-from crisp.driver import relive
-from crisp.event import EventScheduler
-from crisp.sinks import Everything
-from crisp.tasks import Task
-from crisp.timeline import BLOCKS, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, PREFETCH, Rows
+from crisp.run.case import Case
+from crisp.run.driver import relive
+from crisp.run.sinks import Everything
+from crisp.run.timeline import BLOCKS, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, PREFETCH, Rows
+from crisp.scheduler.scheduler import EventScheduler
+from crisp.scheduler.tasks import Task
 
 
 class Seen:

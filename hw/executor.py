@@ -17,19 +17,19 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
-from crisp.case import Case
-from crisp.driver import Driver
-from crisp.energy import Energy, States
-from crisp.event import EventScheduler
-from crisp.hardware import HardwareProfile
-from crisp.model import ModelSpec
-from crisp.run import HostTimes, Run, finish
-from crisp.tasks import Task
-from crisp.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
-from crisp.workload import Step
-from hw.batch import Work
-from hw.device import Copy, Device, Piece
-from hw.slots import Slots
+from crisp.hardware.energy import Energy, States
+from crisp.hardware.profile import HardwareProfile
+from crisp.hw.devices.batch import Work
+from crisp.hw.devices.protocol import Copy, Device, Piece
+from crisp.hw.devices.slots import Slots
+from crisp.model.spec import ModelSpec
+from crisp.run.case import Case
+from crisp.run.driver import Driver
+from crisp.run.result import HostTimes, Run, finish
+from crisp.run.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
+from crisp.scheduler.scheduler import EventScheduler
+from crisp.scheduler.tasks import Task
+from crisp.scheduler.workload import Step
 
 Answer = TypeVar("Answer")
 _UNKNOWN = -1  # a timeline's alone_ns: what it would have taken alone was not measured

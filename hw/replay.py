@@ -14,22 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from crisp.adapter import need
-from crisp.case import Case
-from crisp.energy import Meter
 from crisp.errors import CrispError
-from crisp.event import EventScheduler
-from crisp.hardware import HardwareProfile
-from crisp.run import Run
-from crisp.timeline import Recorder, Sink
-from crisp.workload import Event, Step, union
-from hw.batch import works
-from hw.device import Device
-from hw.executor import Executor, measured_run
-from hw.metering import metering, power_model
-from hw.options import Options
-from hw.slots import Slots, slots_needed
-from hw.store import TYPES, Store
+from crisp.extras import need
+from crisp.hardware.energy import Meter
+from crisp.hardware.profile import HardwareProfile
+from crisp.hw.devices.batch import works
+from crisp.hw.devices.options import Options
+from crisp.hw.devices.protocol import Device
+from crisp.hw.devices.slots import Slots, slots_needed
+from crisp.hw.executor import Executor, measured_run
+from crisp.hw.store.reader import TYPES, Store
+from crisp.hw.telemetry.metering import metering, power_model
+from crisp.run.case import Case
+from crisp.run.result import Run
+from crisp.run.timeline import Recorder, Sink
+from crisp.scheduler.scheduler import EventScheduler
+from crisp.scheduler.workload import Event, Step, union
 
 
 def replay(
@@ -48,7 +48,7 @@ def replay(
     """Run a case on a device, with experts from ``store``.
 
     hardware: asked by orders that need times, and for its power figures with modelled_energy; else
-    energy is the meter's. sinks, progress: as of `sim.simulate.simulate`.
+    energy is the meter's. sinks, progress: as of `crisp.sim.simulate.simulate`.
     watch: shown the scheduler whenever an event is over; outputs: and its results [rows, d_model].
 
     Raises CrispError for a store of another geometry, and for what goes wrong with the device.

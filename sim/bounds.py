@@ -1,4 +1,4 @@
-"""Belady's bound of a run, from its timeline or from its tasks: see `crisp.bounds`."""
+"""Belady's bound of a run, from its timeline or its tasks: see `crisp.scheduler.belady_bound`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import cache
 
 import numpy as np
 
-from crisp.bounds import fewest_loads, places
-from crisp.model import ModelSpec
-from crisp.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, Rows
+from crisp.model.spec import ModelSpec
+from crisp.run.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, Rows
+from crisp.scheduler.belady_bound import fewest_loads, places
 
 FEW = 400_000  # uses: to go through them takes less time than to import numba
 
@@ -54,6 +54,9 @@ class Belady:
 
 @cache
 def _compiled() -> Callable[..., int]:
-    from sim.fast.compiling import BARE, kept  # imports numba, for which short runs need not wait
+    from crisp.sim.compiling import (  # imports numba, for which short runs need not wait
+        BARE,
+        kept,
+    )
 
     return kept(fewest_loads, **BARE)

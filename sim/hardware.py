@@ -6,12 +6,12 @@ from importlib import resources
 from pathlib import Path
 
 from crisp.errors import nearest
-from crisp.hardware import HardwareProfile
+from crisp.hardware.profile import HardwareProfile
 
 
 def names() -> list[str]:
     """Names of the shipped profiles, in alphabetical order."""
-    files = (Path(entry.name) for entry in (resources.files("sim") / "profiles").iterdir())
+    files = (Path(entry.name) for entry in (resources.files("crisp.sim") / "profiles").iterdir())
     return sorted(file.stem for file in files if file.suffix == ".toml")
 
 
@@ -23,7 +23,7 @@ def profile(name_or_path: str | Path) -> HardwareProfile:
     """
     name, known = str(name_or_path), names()
     if name in known:
-        shipped = resources.files("sim") / "profiles" / f"{name}.toml"
+        shipped = resources.files("crisp.sim") / "profiles" / f"{name}.toml"
         with resources.as_file(shipped) as path:
             return HardwareProfile.load(path)
     if name.endswith(".toml") or Path(name).exists():

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from crisp.case import Case
-from crisp.energy import modelled
-from crisp.event import EventScheduler
-from crisp.hardware import HardwareProfile, cost_model
+from crisp.hardware.energy import modelled
+from crisp.hardware.profile import HardwareProfile, cost_model
 from crisp.policy import Cache
-from crisp.run import Run, finish
-from crisp.timeline import Recorder, Sink, StepLog
-from sim.bounds import FEW, Belady
-from sim.streams import Streams
+from crisp.run.case import Case
+from crisp.run.result import Run, finish
+from crisp.run.timeline import Recorder, Sink, StepLog
+from crisp.scheduler.scheduler import EventScheduler
+from crisp.sim.bounds import FEW, Belady
+from crisp.sim.streams import Streams
 
 
 def simulate(

@@ -12,13 +12,13 @@ from typing import Any
 import simpy
 from simpy.events import Event as SimEvent
 
-from crisp.event import EventScheduler
-from crisp.hardware import CostModel
-from crisp.model import ModelSpec
-from crisp.tasks import Load, Task
-from crisp.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
-from crisp.workload import Step, Workload
-from sim.memory import Shared, sharing
+from crisp.hardware.profile import CostModel
+from crisp.model.spec import ModelSpec
+from crisp.run.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
+from crisp.scheduler.scheduler import EventScheduler
+from crisp.scheduler.tasks import Load, Task
+from crisp.scheduler.workload import Step, Workload
+from crisp.sim.contention import Shared, sharing
 
 _LINK, _COMPUTE = 0, 1
 _STARTS, _CHOICES = 2, 3  # SimPy priorities: both after all that ends at the same time (0 and 1)

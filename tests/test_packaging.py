@@ -108,11 +108,10 @@ def test_every_module_imports_without_the_extras_and_without_plotting(
     """But for the kernels, which are nothing without triton and imported when they are run."""
     program = """
 import importlib, pkgutil, sys
-KERNELS = ("hw.kernels.blocks", "hw.kernels.calls", "hw.kernels.forms")
-for package in map(importlib.import_module, ("crisp", "sim", "hw")):
-    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.endswith(("__main__", *KERNELS)):
-            importlib.import_module(module.name)
+KERNELS = tuple(f"crisp.hw.devices.gpu.kernels.{name}" for name in ("blocks", "calls", "forms"))
+for module in pkgutil.walk_packages(importlib.import_module("crisp").__path__, "crisp."):
+    if not module.name.endswith(("__main__", *KERNELS)):
+        importlib.import_module(module.name)
 print(sorted({"matplotlib", "torch", "transformers"} & set(sys.modules)))
 print(importlib.util.find_spec("torch"))
 """

@@ -22,10 +22,10 @@ from joblib import Parallel, delayed  # noqa: E402
 
 from benchmarks.caches.cells import REAL, Routing, cells, file_of, run  # noqa: E402
 from benchmarks.caches.page import CONTENT, write  # noqa: E402
-from crisp.cli.progress import progress  # noqa: E402
+from crisp.cli.output.progress import progress  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
-from crisp.model import ModelSpec  # noqa: E402
-from crisp.trace.table import import_table  # noqa: E402
+from crisp.model.spec import ModelSpec  # noqa: E402
+from crisp.trace.importing.table import import_table  # noqa: E402
 
 TABLE = "traces/gpt-oss-20b__mmlu-gpqa-mix.parquet"
 

@@ -13,19 +13,19 @@ import numba
 import numpy as np
 
 from benchmarks.caches import theirs
-from crisp.case import Case, Conditions
-from crisp.fitting import fit
-from crisp.foresight import NEVER, Future, soonest
-from crisp.hardware import HardwareProfile
-from crisp.model import ModelSpec
+from crisp.hardware.profile import HardwareProfile
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
-from crisp.policy.width import Full
+from crisp.policy.widths.base import Full
 from crisp.profile import Profile
+from crisp.run.case import Case, Conditions
+from crisp.scheduler.oracle import NEVER, Future, soonest
+from crisp.scheduler.workload import split
+from crisp.sim.fast_simulate import replay
+from crisp.sim.hardware import profile as machine
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import bundled
-from crisp.workload import split
-from sim.hardware import profile as machine
-from sim.replay import replay
+from crisp.trace.fitting import fit
 
 BUDGETS = ("10%", "20%", "30%", "40%", "50%")
 TEXTS = ("code", "docs", "kjv")

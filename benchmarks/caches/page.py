@@ -6,25 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.caches.figures import (
-    ORACLE,
-    Record,
-    Runs,
-    models,
-    number,
-    replayed,
-    signed,
-    table,
-)
-from benchmarks.caches.words import (
-    CACHES,
-    GLOBAL,
-    HEAD,
-    ORDERS,
-    PREFETCHERS,
-    SOURCES,
-    SUFFIXES,
-)
+from benchmarks.caches.figures import ORACLE, Record, Runs, models, number, replayed, signed, table
+from benchmarks.caches.words import CACHES, GLOBAL, HEAD, ORDERS, PREFETCHERS, SOURCES, SUFFIXES
 from crisp.files import atomic
 
 FORCED = "belady-forced"

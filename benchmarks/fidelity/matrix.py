@@ -17,25 +17,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crisp.case import Case, Conditions
-from crisp.fitting import fit
-from crisp.hardware import HardwareProfile
-from crisp.model import PAGE, ModelSpec
+from crisp.hardware.profile import HardwareProfile
+from crisp.hw.calibration.calibrate import calibrated
+from crisp.hw.calibration.tables import processor
+from crisp.hw.decisions import Seen, relived, same_decisions
+from crisp.hw.devices.options import Options
+from crisp.hw.memory import anonymous
+from crisp.hw.replay import replay
+from crisp.hw.store.packing import pack_synthetic
+from crisp.hw.store.reader import Store
+from crisp.model.spec import PAGE, ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
-from crisp.timeline import COMPUTE, END, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, Rows
+from crisp.run.case import Case, Conditions
+from crisp.run.timeline import COMPUTE, END, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, Rows
+from crisp.scheduler.workload import split
+from crisp.sim.simulate import simulate
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import bundled
-from crisp.workload import split
-from hw.calibrate import calibrated
-from hw.calibration import processor
-from hw.decisions import Seen, relived, same_decisions
-from hw.memory import anonymous
-from hw.options import Options
-from hw.packing import pack_synthetic
-from hw.replay import replay
-from hw.store import Store
-from sim.simulate import simulate
+from crisp.trace.fitting import fit
 
 POLICIES = ("fo", "lru", "mo", "crisp")
 BUDGETS = ("10%", "30%", "50%")

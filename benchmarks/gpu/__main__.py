@@ -36,7 +36,7 @@ def main() -> int:
         from sections import SECTIONS, Machine
 
         from crisp.errors import CrispError
-        from hw.torch_cuda import TorchCuda
+        from crisp.hw.devices.gpu.torch_cuda import TorchCuda
     except ImportError as error:
         print(f"error: {error.name} is needed and not installed: {error}", file=sys.stderr)
         return 2

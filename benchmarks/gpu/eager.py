@@ -21,7 +21,7 @@ class Happened:
 
 
 class Eager:
-    """See `hw.streams.Streams`."""
+    """See `crisp.hw.devices.gpu.streams.Streams`."""
 
     name = "none (dry run on the processor)"
 

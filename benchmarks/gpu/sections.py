@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from crisp.case import Case, Conditions
-from crisp.hardware import HardwareProfile
-from crisp.model import ModelSpec
+from crisp.hardware.profile import HardwareProfile
+from crisp.hw.calibration.calibrate import calibrated
+from crisp.hw.devices.gpu.cuda import cuda
+from crisp.hw.devices.gpu.kernels import Layout, add_blocks, reference
+from crisp.hw.devices.protocol import Copy
+from crisp.hw.model.lookup import Lookup
+from crisp.hw.replay import replay
+from crisp.hw.store.packing import pack_synthetic
+from crisp.hw.store.reader import Store
+from crisp.hw.telemetry import chosen as meter_of
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
+from crisp.run.case import Case, Conditions
+from crisp.sim.simulate import simulate
 from crisp.trace import Header, RoutingTrace
-from hw.calibrate import calibrated
-from hw.cuda import cuda
-from hw.device import Copy
-from hw.kernels import Layout, add_blocks, reference
-from hw.lookup import Lookup
-from hw.packing import pack_synthetic
-from hw.replay import replay
-from hw.store import Store
-from hw.telemetry import chosen as meter_of
-from sim.simulate import simulate
 
 DTYPES = ("bf16", "fp16", "fp32", "int8", "int4")
 ROUNDS = 20
@@ -42,7 +42,7 @@ BUDGETS = ("10%", "30%", "50%")
 class Machine:
     """What is measured, and how large."""
 
-    streams: Any  # hw.streams.Streams
+    streams: Any  # crisp.hw.devices.gpu.streams.Streams
     folder: Path  # for stores
     dry: bool
     device: str  # torch's name

@@ -112,12 +112,12 @@ def llama(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
 
 def crisp(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     """Experts in a store, ``asked.budget`` bytes of them in memory."""
-    from crisp.case import Conditions
+    from crisp.hw.devices.options import Options
+    from crisp.hw.model.generate import generate
+    from crisp.hw.model.resident import open_resident
+    from crisp.hw.store.reader import Store
     from crisp.policy import Budget, named
-    from hw.generate import generate
-    from hw.options import Options
-    from hw.resident import open_resident
-    from hw.store import Store
+    from crisp.run.case import Conditions
 
     resident = open_resident(asked.folder / "model", Store.open(asked.folder / "store"))
     told: list[str] = []

@@ -16,13 +16,13 @@ from benchmarks.quality.estimates import Figure, combined, figure
 from benchmarks.quality.setting import KINDS, Amounts, Tell
 from benchmarks.quality.study import Study
 from crisp.adapter import attach
+from crisp.checkpoint.windows import Windows
 from crisp.files import atomic
 from crisp.policy import Budget, Policy
 from crisp.profile import Profile
-from crisp.profile.weights import QUANTILES, quantiles
+from crisp.profile.router_weights import QUANTILES, quantiles
 from crisp.quality import Scores, measure
 from crisp.quality.statistics import by_window, increase
-from crisp.windows import Windows
 
 TUNING, HELDOUT = 1024, 2048  # tokens of each kind of text
 Floats = npt.NDArray[np.float64]

@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from crisp.model import ModelSpec
-from crisp.policy.skipping import Skip
-from crisp.policy.width import Tiered, WidthTable
+from crisp.model.spec import ModelSpec
+from crisp.policy.widths.base import Tiered, WidthTable
+from crisp.policy.widths.skipping import Skip
 from crisp.prepare.calibration import Calibration
 from crisp.profile import Profile
 from crisp.profile.tiers import sorted_tiers

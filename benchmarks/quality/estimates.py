@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.quality import Scores
-from crisp.quality.statistics import LEVEL, by_window, increase, kept, resampled
+from crisp.quality.statistics import by_window, increase, kept
+from crisp.statistics import LEVEL, resampled
 
 Floats = npt.NDArray[np.float64]
 Figure = dict[str, Any]  # {"value": float, "interval": [low, high]}

@@ -9,7 +9,7 @@ from benchmarks.quality.claims import CLAIMS
 from benchmarks.quality.tables import verdict
 
 Figure = dict[str, Any]
-EXTRACT = "crisp/reproduce/quality.json"
+EXTRACT = "crisp/reproduce/data/quality.json"
 _KINDS = {"tiered": "tiered", "single": "tiered", "uniform": "uniform", "dropped": "dropping"}
 
 

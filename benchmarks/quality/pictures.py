@@ -1,4 +1,4 @@
-"""The pictures of the page: a panel for each model. Colours are those of `crisp.plots`."""
+"""The pictures of the page: a panel for each model. Colours are those of `crisp.report.plots`."""
 
 from __future__ import annotations
 

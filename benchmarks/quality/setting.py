@@ -21,16 +21,16 @@ import numpy.typing as npt
 from benchmarks.quality.controls import Routes
 from benchmarks.quality.estimates import Reading
 from crisp.adapter import Experts, attach, layout
+from crisp.checkpoint.files import weights_digest
+from crisp.checkpoint.loading import in_float32, load
+from crisp.checkpoint.windows import Windows, read_windows
 from crisp.files import atomic
-from crisp.loading import in_float32, load
 from crisp.policy import Policy, named
 from crisp.policy.spelling import build
-from crisp.policy.width import WidthPolicy
-from crisp.policy.widths import WIDTHS
-from crisp.prepare.checkpoint import weights_digest
+from crisp.policy.widths.base import WidthPolicy
+from crisp.policy.widths.names import WIDTHS
 from crisp.profile import Profile
 from crisp.quality import Scores, geometry, measure
-from crisp.windows import Windows, read_windows
 
 KINDS = {0: "code", 1: "docs", 2: "kjv"}
 BLOCK = 16  # neurons: half, three quarters and tenths of an expert are then exact, or nearly

@@ -14,7 +14,7 @@ from benchmarks.quality import controls
 from benchmarks.quality.estimates import Figure, Reading, average, blend, contrast, row
 from benchmarks.quality.setting import KINDS, Orders
 from benchmarks.quality.study import TIERED, Study
-from crisp.policy.width import Tiered
+from crisp.policy.widths.base import Tiered
 from crisp.prepare.calibration import Calibration
 from crisp.profile import Profile, tiers
 

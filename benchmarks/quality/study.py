@@ -14,13 +14,13 @@ import numpy.typing as npt
 from benchmarks.quality.controls import Routes
 from benchmarks.quality.estimates import Reading
 from benchmarks.quality.setting import BLOCK, KINDS, WINDOW, Orders, Setting
+from crisp.checkpoint.windows import Windows
 from crisp.files import atomic
 from crisp.prepare.calibration import Calibration, LayerSums, calibrate
 from crisp.prepare.importance import NeuronOrder, contributions, permutations, scores
 from crisp.prepare.roles import Exact, Grouped, Local, Method, increases, local, spell
 from crisp.profile import Profile, dominant
-from crisp.profile.weights import QUANTILES, quantiles
-from crisp.windows import Windows
+from crisp.profile.router_weights import QUANTILES, quantiles
 
 ROLES = Grouped()
 TIERED = "tiered(.6,.9)"  # the paper's thresholds

@@ -22,9 +22,9 @@ from benchmarks.quality.estimates import (
     row,
 )
 from benchmarks.quality.setting import KINDS, scored
+from benchmarks.quality.stand_ins import dropped
 from benchmarks.quality.study import TIERED, Study
-from crisp.adapter.controls import dropped
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.profile import Profile, tiers
 from crisp.quality.statistics import increase, kept
 

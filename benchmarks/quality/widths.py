@@ -11,10 +11,10 @@ import numpy as np
 from benchmarks.quality import controls
 from benchmarks.quality.estimates import Figure, Reading, average, blend, contrast, row
 from benchmarks.quality.setting import KINDS
+from benchmarks.quality.stand_ins import quantised
 from benchmarks.quality.study import TIERED, Study
-from crisp.adapter.controls import quantised
-from crisp.policy.contribution import Contribution
-from crisp.policy.width import Tiered
+from crisp.policy.widths.base import Tiered
+from crisp.policy.widths.contribution import Contribution
 from crisp.prepare.roles import Exact, Grouped
 
 SEEDS = (0, 1, 2)

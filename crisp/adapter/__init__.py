@@ -7,7 +7,7 @@ router returned, and decide what is computed.
 """
 
 from crisp.adapter.experts import Experts, execute
-from crisp.adapter.layout import Handler, Layout, MoeLayer, handling, layout, need
+from crisp.adapter.layout import Handler, Layout, MoeLayer, handling, layout
 from crisp.adapter.record import Recorder, Routing, looking_ahead, ranked, recording
 from crisp.adapter.widths import Attached, Tally, attach
 
@@ -25,7 +25,6 @@ __all__ = [
     "handling",
     "layout",
     "looking_ahead",
-    "need",
     "ranked",
     "recording",
 ]

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from crisp.adapter.layout import MoeLayer, need
+from crisp.adapter.layout import MoeLayer
 from crisp.errors import CrispError
+from crisp.extras import need
 
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm")
 

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from crisp.errors import CrispError
+from crisp.extras import need
 
 Handler = Callable[[int, Any, Any, Any, Callable[[], Any]], Any]
 """``(which, hidden, top_k_index, top_k_weights, run) -> output [n, d]`` of the experts of MoE layer
 number ``which`` (counted over MoE layers); ``run()`` computes what the model would have."""
-
-
-def need(module: str) -> Any:
-    """A module of the extra ``hf``; CrispError names the extra when it is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        top = module.partition(".")[0]
-        if find_spec(top) is not None:  # a library of it does not fit into memory, say
-            raise CrispError(f"{top} cannot be loaded: {error}") from error
-        raise CrispError(
-            f"{top} is needed and not installed: pip install '.[hf]' in the checkout ({error})"
-        ) from error
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crisp.adapter.layout import Layout, MoeLayer, handling, layout, need, restore
+from crisp.adapter.layout import Layout, MoeLayer, handling, layout, restore
 from crisp.errors import CrispError
+from crisp.extras import need
 
 
 def ranked(

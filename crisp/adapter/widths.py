@@ -11,16 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crisp.adapter.experts import Experts, execute
-from crisp.adapter.layout import Layout, handling, layout, need
+from crisp.adapter.layout import Layout, handling, layout
 from crisp.adapter.record import ranked
 from crisp.errors import CrispError
-from crisp.model import ModelSpec
+from crisp.extras import need
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
-from crisp.policy.contribution import row_on
-from crisp.policy.width import ResidencyWidths
+from crisp.policy.widths.base import ResidencyWidths
+from crisp.policy.widths.contribution import row_on
 from crisp.profile import Profile
-from crisp.replay import Replay
-from crisp.workload import union
+from crisp.scheduler.untimed import Replay
+from crisp.scheduler.workload import union
 
 Watch = Callable[[int, NDArray[np.int16], NDArray[np.float16], NDArray[np.int16]], None]
 """``(which, experts [n, k] by descending weight, weights [n, k], widths [n, k] in blocks)``."""

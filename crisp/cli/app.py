@@ -8,24 +8,24 @@ import typer
 from typer.core import TyperGroup
 
 import crisp
-from crisp.cli import trace
-from crisp.cli.calibrate import calibrate
-from crisp.cli.capture import capture
-from crisp.cli.compare import compare
-from crisp.cli.demo import demo
-from crisp.cli.doctor import doctor
-from crisp.cli.energy import energy
-from crisp.cli.evaluate import evaluate
-from crisp.cli.explain import explain
-from crisp.cli.generate import generate
-from crisp.cli.pack import pack
-from crisp.cli.prepare import prepare, refresh
-from crisp.cli.replay import replay
-from crisp.cli.report import report
-from crisp.cli.reproduce import reproduce
-from crisp.cli.simulate import simulate
-from crisp.cli.sweep import sweep
-from crisp.cli.tune import tune
+from crisp.cli.commands.explore.compare import compare
+from crisp.cli.commands.explore.demo import demo
+from crisp.cli.commands.explore.explain import explain
+from crisp.cli.commands.explore.report import report
+from crisp.cli.commands.explore.reproduce import reproduce
+from crisp.cli.commands.explore.simulate import simulate
+from crisp.cli.commands.explore.sweep import sweep
+from crisp.cli.commands.explore.tune import tune
+from crisp.cli.commands.model import trace
+from crisp.cli.commands.model.capture import capture
+from crisp.cli.commands.model.evaluate import evaluate
+from crisp.cli.commands.model.pack import pack
+from crisp.cli.commands.model.prepare import prepare, refresh
+from crisp.cli.commands.run.calibrate import calibrate
+from crisp.cli.commands.run.doctor import doctor
+from crisp.cli.commands.run.energy import energy
+from crisp.cli.commands.run.generate import generate
+from crisp.cli.commands.run.replay import replay
 from crisp.errors import nearest
 
 

@@ -9,25 +9,25 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from crisp.case import GRANULARITIES, Conditions
 from crisp.cli.cells import AUTO, Cell, opened, run_cell
 from crisp.cli.setup import Setup, prepare
 from crisp.errors import CrispError, nearest
-from crisp.metadata import Metadata
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy import NAMED, Budget
 from crisp.policy.cache import SCOPES, UNITS
-from crisp.policy.named import read_cache, read_order
+from crisp.policy.policy import read_cache, read_order
 from crisp.policy.prefetch import PREFETCHERS
 from crisp.policy.spelling import build
-from crisp.policy.widths import WIDTHS
+from crisp.policy.widths.names import WIDTHS
+from crisp.profile.metadata import Metadata
+from crisp.run.case import GRANULARITIES, Conditions
+from crisp.scheduler.workload import PHASES
+from crisp.sim.hardware import profile as hardware_profile
+from crisp.sim.sweep.journal import Record
+from crisp.sim.sweep.results import Row, flat, key_of, row_of, sequences_of
+from crisp.sim.sweep.spec import KEYS, PARTS, Asked, Axis, Grid, Steps, Sweep
 from crisp.trace.bundled import resolve
 from crisp.units import exact
-from crisp.workload import PHASES
-from sim.hardware import profile as hardware_profile
-from sim.sweep.journal import Record
-from sim.sweep.results import Row, flat, key_of, row_of, sequences_of
-from sim.sweep.spec import KEYS, PARTS, Asked, Axis, Grid, Steps, Sweep
 
 HARDWARE = "rtx4090-pcie4"  # unless told otherwise, as in simulate
 NUMBERS = {"layers": 1, "block": 1, "top_k": 1, "batch": 1, "chunk": 1, "limit": 1, "seed": 0}

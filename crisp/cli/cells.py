@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from crisp.case import Case, Conditions
-from crisp.cli.outputs import title
+from crisp.cli.output.run_files import title
 from crisp.errors import CrispError
-from crisp.hardware import HardwareProfile, Power
-from crisp.metadata import Metadata
-from crisp.model import ModelSpec
+from crisp.hardware.profile import HardwareProfile, Power
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
 from crisp.profile import Profile
-from crisp.run import Run
-from crisp.timeline import Sink
+from crisp.profile.metadata import Metadata
+from crisp.run.case import Case, Conditions
+from crisp.run.result import Run
+from crisp.run.timeline import Sink
+from crisp.scheduler.workload import split
+from crisp.sim.simulate import simulate
+from crisp.sim.sweep.parallel import cores, side_by_side
 from crisp.trace import RoutingTrace
-from crisp.workload import split
-from sim.simulate import simulate
-from sim.sweep.parallel import cores, side_by_side
 
 ENGINES = ("simpy", "fast")
 AUTO = "auto"  # fast where it can do the case exactly, else simpy
@@ -150,7 +150,7 @@ def run_cell(
         except CrispError:  # what it cannot do; what nobody can is said by the other one
             return run_cell(replace(cell, engine="simpy"), routing, sinks, progress)
     if cell.engine == "fast":
-        from sim.replay import replay  # imports numba, for which others need not wait
+        from crisp.sim.fast_simulate import replay  # imports numba, for which others need not wait
 
         assert not sinks
         return replay(case, cell.hardware, progress=progress)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from crisp.cli import asked as cells
 from crisp.cli.cells import ENGINES
-from crisp.cli.progress import progress
-from crisp.cli.words import counted
+from crisp.cli.output.progress import progress
+from crisp.cli.output.words import counted
 from crisp.errors import CrispError
-from sim.sweep.compiling import compiled_before
-from sim.sweep.journal import Record
-from sim.sweep.parallel import BACKENDS
-from sim.sweep.spec import Asked, Sweep
+from crisp.sim.sweep.compiling import compiled_before
+from crisp.sim.sweep.journal import Record
+from crisp.sim.sweep.parallel import BACKENDS
+from crisp.sim.sweep.spec import Asked, Sweep
 
 if TYPE_CHECKING:
     from crisp.cli.sweeping import Options

@@ -8,13 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from crisp.case import Case, Conditions
 from crisp.errors import CrispError
-from crisp.fitting import fit
-from crisp.hardware import HardwareProfile, cost_model
-from crisp.model import ModelSpec
+from crisp.hardware.profile import HardwareProfile, cost_model
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
-from crisp.policy.width import Tiered
+from crisp.policy.widths.base import Tiered
 from crisp.profile import Profile, tiers
 from crisp.reproduce.arithmetic import Costs
 from crisp.reproduce.evidence import (
@@ -29,15 +27,17 @@ from crisp.reproduce.evidence import (
     wanted,
 )
 from crisp.reproduce.routing import GENERATED, LENGTHS, drawn, prompted
-from crisp.run import Run
+from crisp.run.case import Case, Conditions
+from crisp.run.result import Run
+from crisp.scheduler.workload import split
+from crisp.sim.fast_simulate import replay
+from crisp.sim.hardware import profile as hardware_profile
+from crisp.sim.simulate import simulate
 from crisp.trace import DECODE, RoutingTrace
 from crisp.trace.bundled import resolve
 from crisp.trace.describe import Description, describe, pair_shares
+from crisp.trace.fitting import fit
 from crisp.units import exact
-from crisp.workload import split
-from sim.hardware import profile as hardware_profile
-from sim.replay import replay
-from sim.simulate import simulate
 
 Progress = Callable[[int, int], None]
 _DRAWN = "drawn from statistics of a real Mixtral-8x7B"

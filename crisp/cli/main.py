@@ -172,7 +172,7 @@ def _check(given: list[str]) -> None:
 def _say(line: str, code: int) -> int:
     line = " ".join(line.split())
     if not line.isprintable():  # of a file's name, or out of a file
-        from crisp.cli.words import printable
+        from crisp.cli.output.words import printable
 
         line = printable(line)
     try:

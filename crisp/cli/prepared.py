@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 from crisp.errors import CrispError
 
 if TYPE_CHECKING:
-    from crisp.metadata import Metadata
-    from crisp.model import ModelSpec
+    from crisp.checkpoint.windows import Windows
+    from crisp.model.spec import ModelSpec
     from crisp.profile import Profile
-    from crisp.windows import Windows
+    from crisp.profile.metadata import Metadata
 
 
 def metadata_of(model: str, file: Path | None, profile: str | None) -> tuple[Path, Metadata] | None:
     """What was asked for or lies beside the model, if it belongs to the model's weights."""
-    from crisp.cli.progress import progress_of
-    from crisp.metadata import FILE, Metadata
-    from crisp.prepare.checkpoint import weights_digest
+    from crisp.checkpoint.files import weights_digest
+    from crisp.cli.output.progress import progress_of
+    from crisp.profile.metadata import FILE, Metadata
 
     if profile is not None:
         if file is not None:
@@ -44,10 +44,10 @@ def counts_of(
     spec: ModelSpec, found: tuple[Path, Metadata] | None, profile: str | None
 ) -> tuple[Profile | None, str | None, dict[str, Any] | None]:
     """Counts of combinations, and where they came from: in words, and for the record."""
-    from crisp.fitting import fit
     from crisp.profile import Profile
     from crisp.trace import RoutingTrace
     from crisp.trace.bundled import resolve
+    from crisp.trace.fitting import fit
 
     if found is not None:
         path, own = found

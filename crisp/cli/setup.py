@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crisp.case import Conditions
 from crisp.cli.cells import ENGINES, Cell, Routing, Source, open_source
-from crisp.cli.words import counted
+from crisp.cli.output.words import counted
 from crisp.errors import CrispError
-from crisp.fitting import fit
-from crisp.hardware import HardwareProfile
-from crisp.measured_cost import check_store
-from crisp.model import STORE_INDEX, ModelSpec
+from crisp.hardware.measured import check_store
+from crisp.hardware.profile import HardwareProfile
+from crisp.model.spec import STORE_INDEX, ModelSpec
 from crisp.policy import Budget, Policy, named
+from crisp.run.case import Conditions
+from crisp.scheduler.workload import chosen_rows
+from crisp.sim.hardware import profile as hardware_profile
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import resolve
+from crisp.trace.fitting import fit
 from crisp.units import exact, show_bytes
-from crisp.workload import chosen_rows
-from sim.hardware import profile as hardware_profile
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Setup:
     conditions: Conditions
 
     def policies(self, names: Sequence[str], **parts: Any) -> list[Policy]:
-        """Named policies with parts replaced, as `crisp.policy.named` takes them."""
+        """Named policies with parts replaced, as `crisp.policy.policy` takes them."""
         has_guess, seed = self.routing.simulated.guess is not None, self.conditions.seed
         return [named(name, has_guess=has_guess, seed=seed, **parts) for name in names]
 

@@ -11,14 +11,14 @@ from crisp.cli import asked as cells
 from crisp.cli.asked import job_of
 from crisp.cli.cells import AUTO
 from crisp.cli.estimate import TRIED, Sample, sample, tell_compiling
-from crisp.cli.progress import progress, progress_of
-from crisp.cli.targets import Name, check_outputs
-from crisp.cli.words import counted
+from crisp.cli.options.files import Name, check_outputs
+from crisp.cli.output.progress import progress, progress_of
+from crisp.cli.output.words import counted
 from crisp.errors import CrispError
-from sim.sweep import results
-from sim.sweep.journal import Journal, Record
-from sim.sweep.parallel import side_by_side
-from sim.sweep.spec import Sweep
+from crisp.sim.sweep import results
+from crisp.sim.sweep.journal import Journal, Record
+from crisp.sim.sweep.parallel import side_by_side
+from crisp.sim.sweep.spec import Sweep
 
 MANY = 5000  # cells that are not run without being asked twice
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from textwrap import wrap
 
 from crisp.cli.cells import AUTO, Cell, opened, run_cell
-from crisp.cli.progress import progress
+from crisp.cli.output.columns import aligned, numbers
+from crisp.cli.output.progress import progress
 from crisp.cli.setup import Setup
-from crisp.cli.tables import aligned, numbers
 from crisp.errors import CrispError
 from crisp.policy import Budget, named
-from crisp.policy.widths import WIDTHS
-from crisp.run import Run
-from crisp.tune import Loss, Losses, front, same_budget
-from sim.sweep.parallel import cores, side_by_side
+from crisp.policy.widths.names import WIDTHS
+from crisp.run.result import Run
+from crisp.sim.sweep.parallel import cores, side_by_side
+from crisp.sim.tuning.losses import Loss, Losses, front, same_budget
 
 METRICS = {
     "bytes": "bytes_per_token",

@@ -6,10 +6,10 @@ from fractions import Fraction
 from textwrap import wrap
 
 from crisp.cli.setup import Setup, other_geometry
-from crisp.metadata import Metadata
+from crisp.model.quantization import STORED
 from crisp.policy import named
-from crisp.quantised import STORED
-from crisp.tune import Losses
+from crisp.profile.metadata import Metadata
+from crisp.sim.tuning.losses import Losses
 
 _WIDTH = 100
 _SHOWN = 12  # digits of a hash

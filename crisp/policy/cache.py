@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from crisp.errors import CrispError
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy.eviction import (
     AdmittedRule,
     Array,
@@ -85,7 +85,7 @@ CACHES: dict[str, Rule] = {
     "suffix-lru": Rule(suffix_lru_victim, suffixes=True),
     "suffix-lfu": Rule(suffix_lfu_victim, suffixes=True),
     # Belady, A study of replacement algorithms for a virtual-storage computer, 1966: see
-    # `crisp.foresight`.
+    # `crisp.scheduler.oracle`.
     "belady": Rule(None, oracle=True),
     "belady-blocks": Rule(None, oracle=True),
     "belady-forced": Rule(None, oracle=True),

@@ -46,7 +46,7 @@ def build(text: str, known: Mapping[str, Callable[..., T]], what: str) -> T:
 def show(name: str, policy: Any) -> str:
     """The spelling that gives ``policy`` back, with every parameter.
 
-    >>> from crisp.policy.width import Tiered
+    >>> from crisp.policy.widths.base import Tiered
     >>> show("tiered", Tiered())
     'tiered(alpha=0.6,beta=0.9,warm=0.5,cold=0)'
     """

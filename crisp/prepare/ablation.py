@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crisp.adapter import Experts, execute, handling, layout, need, ranked
+from crisp.adapter import Experts, execute, handling, layout, ranked
+from crisp.checkpoint.windows import Windows
 from crisp.errors import CrispError
+from crisp.extras import need
 from crisp.prepare.calibration import Floats, Ints, batches, tensor
-from crisp.windows import Windows
 
 Flags = NDArray[np.bool_]
 

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crisp.adapter import Experts, MoeLayer, execute, handling, layout, need, ranked
+from crisp.adapter import Experts, MoeLayer, execute, handling, layout, ranked
+from crisp.checkpoint.windows import Windows
 from crisp.errors import CrispError
+from crisp.extras import need
 from crisp.files import atomic
-from crisp.profile.weights import BINS, histogram
-from crisp.windows import Windows
+from crisp.profile.router_weights import BINS, histogram
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from crisp.adapter import Experts
 from crisp.errors import CrispError
-from crisp.metadata import POINTS
 from crisp.policy.order import Drawn
 from crisp.policy.spelling import build
 from crisp.prepare.calibration import Calibration, Floats, Ints, LayerSums
+from crisp.profile.metadata import POINTS
 
 
 @dataclass(frozen=True)

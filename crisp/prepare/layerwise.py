@@ -17,12 +17,13 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from crisp.adapter import Experts, Layout, handling, need
+from crisp.adapter import Experts, Layout, handling
+from crisp.checkpoint.skeleton import Skeleton, open_skeleton
+from crisp.checkpoint.windows import Windows
 from crisp.errors import CrispError
+from crisp.extras import need
 from crisp.files import atomic
 from crisp.prepare.calibration import Calibration, Floats, Ints, LayerSums, batches
-from crisp.prepare.skeleton import Skeleton, open_skeleton
-from crisp.windows import Windows
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from crisp.adapter import Experts, Layout, layout
+from crisp.checkpoint.loading import in_float32, load, load_config, load_tokenizer
+from crisp.checkpoint.skeleton import open_skeleton
+from crisp.checkpoint.windows import Windows, check_vocabulary, read_windows, window_length
 from crisp.errors import CrispError
 from crisp.files import atomic
-from crisp.loading import in_float32, load, load_config, load_tokenizer
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.prepare.calibration import Calibration, Floats, calibrate
 from crisp.prepare.importance import NeuronOrder
 from crisp.prepare.layerwise import layerwise
 from crisp.prepare.roles import Exact, Grouped, Method, Weight, increases, local, spell
-from crisp.prepare.skeleton import open_skeleton
 from crisp.prepare.width_losses import WidthLosses, spread
 from crisp.prepare.width_losses import measured as width_losses
 from crisp.prepare.work import Work, request_digest
-from crisp.windows import Windows, check_vocabulary, read_windows, window_length
 
 Report = Callable[[str, int, int], None]
 """``(stage, done, total)``"""

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from crisp import TOOL
+from crisp.checkpoint.experts import expert_tensors
+from crisp.checkpoint.files import open_checkpoint, refuse_prepared, weights_digest
 from crisp.errors import CrispError
 from crisp.files import atomic
-from crisp.metadata import FILE, POINTS, Metadata
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.prepare.calibration import Ints
-from crisp.prepare.checkpoint import open_checkpoint, refuse_prepared, weights_digest
-from crisp.prepare.experts_on_disk import expert_tensors
 from crisp.prepare.importance import contributions, curves, permutations, scores
 from crisp.prepare.measuring import (
     REORDERING,
@@ -36,7 +35,8 @@ from crisp.prepare.roles import spell
 from crisp.prepare.width_losses import LEAST, measured_widths, reordered
 from crisp.prepare.work import Work, check_place, refuse_taken, was_finished
 from crisp.profile import dominant
-from crisp.profile.weights import QUANTILES, quantiles
+from crisp.profile.metadata import FILE, POINTS, Metadata
+from crisp.profile.router_weights import QUANTILES, quantiles
 
 
 def prepare(source: Path, out: Path, asked: Request, report: Report) -> Metadata:

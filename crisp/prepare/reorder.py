@@ -20,17 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crisp.adapter import Layout
+from crisp.checkpoint.experts import ExpertTensor, expert_tensors
+from crisp.checkpoint.files import Checkpoint, Tensor, combined, open_checkpoint, refuse_prepared
+from crisp.checkpoint.streaming import TILE, Source, Tiles, drained, parallel, plain, writing
 from crisp.errors import CrispError
 from crisp.files import atomic
-from crisp.prepare.checkpoint import (
-    Checkpoint,
-    Tensor,
-    combined,
-    open_checkpoint,
-    refuse_prepared,
-)
-from crisp.prepare.experts_on_disk import ExpertTensor, expert_tensors
-from crisp.prepare.streaming import TILE, Source, Tiles, drained, parallel, plain, writing
 
 Progress = Callable[[int, int], None]
 Order = NDArray[np.intp]

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from crisp.checkpoint.windows import Windows
 from crisp.errors import CrispError
 from crisp.policy.spelling import build, show
 from crisp.prepare.ablation import Ablation, Batch, Flags
 from crisp.prepare.calibration import Calibration, Floats, Ints
-from crisp.windows import Windows
 
 Progress = Callable[[int, int], None]
 

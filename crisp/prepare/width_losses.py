@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from crisp.adapter import Experts, need
+from crisp.adapter import Experts
+from crisp.checkpoint.windows import Windows
 from crisp.errors import CrispError
+from crisp.extras import need
 from crisp.files import atomic
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.prepare.ablation import Ablation, Batch, Flags
 from crisp.prepare.calibration import Floats, Ints
-from crisp.windows import Windows
 
 Progress = Callable[[int, int], None]
 

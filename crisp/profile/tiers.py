@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.errors import CrispError
-from crisp.profile.counts import Profile
+from crisp.profile.combinations import Profile
 
 HOT, WARM, COLD = 0, 1, 2
 

@@ -9,18 +9,19 @@ import numpy as np
 
 from crisp.adapter import Attached, Tally, attach
 from crisp.adapter.widths import Watch
-from crisp.loading import Loaded
-from crisp.model import ModelSpec
+from crisp.checkpoint.loading import Loaded
+from crisp.checkpoint.windows import Windows
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
-from crisp.policy.width import Tiered
+from crisp.policy.widths.base import Tiered
 from crisp.profile import Profile, tiers
 from crisp.quality.measuring import BATCH, measure
 from crisp.quality.report import Figures, Quality
 from crisp.quality.scores import Scores
-from crisp.quality.statistics import LEVEL, RESAMPLES, perplexity, ratio, retention
+from crisp.quality.statistics import perplexity, ratio, retention
 from crisp.quality.tasks import Tasks
 from crisp.quality.tiers import TierCounts, by_tier
-from crisp.windows import Windows
+from crisp.statistics import LEVEL, RESAMPLES
 
 _NO_BUDGET = "no budget was given: nothing was cached or loaded"
 _NO_REFERENCE = "this is what the others are compared with"

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from crisp.adapter import need
 from crisp.capture import cache_of
+from crisp.checkpoint.windows import Windows
 from crisp.errors import CrispError
+from crisp.extras import need
 from crisp.quality.scores import Scores
-from crisp.windows import Windows
 
 BATCH = 8
 _LOGITS = 1 << 25  # computed at a time: 128 MiB in float32

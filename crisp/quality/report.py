@@ -9,9 +9,9 @@ from typing import Any
 
 from crisp import TOOL
 from crisp.quality.scores import Scores
-from crisp.quality.statistics import Estimate, as_json
 from crisp.quality.tasks import TaskScore
 from crisp.quality.tiers import OfTier
+from crisp.statistics import Estimate, as_json
 
 VERSION = 1
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from crisp.checkpoint.loading import Loaded
 from crisp.errors import CrispError
-from crisp.loading import Loaded
 
 _SEED = 1234  # of the examples that are shown; lm-eval's own default
 

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from crisp.checkpoint.windows import Windows
 from crisp.profile import COLD, HOT, WARM
 from crisp.quality.scores import Scores
-from crisp.quality.statistics import Estimate, Floats, as_json, estimate, increase, kept, mean
-from crisp.windows import Windows
+from crisp.quality.statistics import increase, kept
+from crisp.statistics import Estimate, Floats, as_json, estimate, mean
 
 NAMES = {HOT: "hot", WARM: "warm", COLD: "cold"}
 

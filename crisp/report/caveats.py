@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from crisp.model import BUILTIN
+from crisp.model.spec import BUILTIN
 
 KIND = ("model.name", "model.n_layers", "trace.model", "policy.width")  # the fields of a `Kind`
 _MOST = 3  # lines of one sort

@@ -22,9 +22,9 @@ from crisp.report.metrics import (
 )
 from crisp.report.table import Number, Table
 from crisp.report.timelines import Timeline, steps_shown
-from crisp.run import Run
-from crisp.run_check import COUNTS, NUMBERS
-from crisp.timeline import KINDS
+from crisp.run.result import Run
+from crisp.run.schema import COUNTS, NUMBERS
+from crisp.run.timeline import KINDS
 
 DIGITS = 6  # that are kept of a number
 _MOST_NAMES = 12  # of the legend: with more, policies of one name share an entry

@@ -135,4 +135,4 @@ def _differing(one: Differing) -> str:
 
 
 def _file(name: str) -> str:
-    return files("crisp.report").joinpath(name).read_text(encoding="utf-8")
+    return files("crisp.report").joinpath("assets", name).read_text(encoding="utf-8")

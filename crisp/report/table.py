@@ -12,8 +12,8 @@ from typing import Any
 
 from crisp.errors import CrispError
 from crisp.report.caveats import KIND, Kind
-from crisp.run import Run
-from crisp.run_check import COUNTS, NUMBERS
+from crisp.run.result import Run
+from crisp.run.schema import COUNTS, NUMBERS
 from crisp.units import exact
 
 Number = int | float | None

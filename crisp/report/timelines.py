@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crisp.compare import read_rows
 from crisp.errors import CrispError
-from crisp.model import ModelSpec
-from crisp.run import Run
-from crisp.timeline import (
+from crisp.model.spec import ModelSpec
+from crisp.run.compare import read_rows
+from crisp.run.result import Run
+from crisp.run.timeline import (
     BLOCKS,
     COMPUTE,
     END,

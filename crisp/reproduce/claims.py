@@ -53,7 +53,7 @@ class Claim:
 @cache
 def claims() -> Mapping[str, Claim]:
     """All claims by their id, in the order of the paper."""
-    text = (files("crisp.reproduce") / "claims.toml").read_text(encoding="utf-8")
+    text = (files("crisp.reproduce") / "data" / "claims.toml").read_text(encoding="utf-8")
     found = [_claim(entry) for entry in tomllib.loads(text)["claim"]]
     assert len({claim.id for claim in found}) == len(found)
     return {claim.id: claim for claim in found}

@@ -26,6 +26,6 @@ def host() -> dict[str, Any]:
 
 @cache
 def _read(name: str) -> dict[str, Any]:
-    text = (files("crisp.reproduce") / f"{name}.json").read_text(encoding="utf-8")
+    text = (files("crisp.reproduce") / "data" / f"{name}.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found

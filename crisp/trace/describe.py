@@ -34,7 +34,7 @@ class Counts(Protocol):
 
 
 class Tiering(Protocol):
-    """Where the tiers end, and what they mean: a `crisp.policy.width.Tiered`."""
+    """Where the tiers end, and what they mean: a `crisp.policy.widths.base.Tiered`."""
 
     @property
     def alpha(self) -> Fraction:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from crisp.energy import Meter
 from crisp.errors import CrispError
-from hw.telemetry.ina3221 import Ina3221
-from hw.telemetry.jtop import Jtop
-from hw.telemetry.nvml import Nvml, uuids
-from hw.telemetry.rapl import Rapl
-from hw.telemetry.sampler import Unreadable
+from crisp.hardware.energy import Meter
+from crisp.hw.telemetry.ina3221 import Ina3221
+from crisp.hw.telemetry.jtop import Jtop
+from crisp.hw.telemetry.nvml import Nvml, uuids
+from crisp.hw.telemetry.rapl import Rapl
+from crisp.hw.telemetry.sampler import Unreadable
 
 
 def meters() -> tuple[Meter, ...]:
@@ -36,7 +36,7 @@ def chosen(device: str) -> Meter:
 
 def _own_gpu() -> str | None:
     """Of several GPUs the UUID of the one that torch uses; None where there is no choice."""
-    from crisp.adapter import need  # slow, and seldom needed
+    from crisp.extras import need  # slow, and seldom needed
 
     try:
         if len(uuids()) < 2:

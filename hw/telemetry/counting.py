@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from crisp.energy import Reading
-from hw.telemetry.sampler import Sampled, Unreadable
+from crisp.hardware.energy import Reading
+from crisp.hw.telemetry.sampler import Sampled, Unreadable
 
 
 @dataclass(frozen=True)

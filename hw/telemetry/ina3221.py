@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hw.telemetry.rails import inputs
-from hw.telemetry.sampler import PowerWindow, Sampled, Unreadable, Window
+from crisp.hw.telemetry.rails import inputs
+from crisp.hw.telemetry.sampler import PowerWindow, Sampled, Unreadable, Window
 
 ROOT = Path("/sys/class/hwmon")
 INTERVAL = 0.05  # seconds between samples; a rail takes a millisecond or two over its bus
@@ -38,7 +38,7 @@ class Rail:
 
 
 class Ina3221(Sampled):
-    """See `crisp.energy.Meter`. Of several rails, those are summed that make up the whole."""
+    """See `crisp.hardware.energy.Meter`. The rails that make up the whole are summed."""
 
     name = "INA3221"
 

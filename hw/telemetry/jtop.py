@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hw.telemetry.rails import inputs
-from hw.telemetry.sampler import PowerWindow, Sampled, Unreadable, Window
+from crisp.hw.telemetry.rails import inputs
+from crisp.hw.telemetry.sampler import PowerWindow, Sampled, Unreadable, Window
 
 CHILD = Path(__file__).with_name("jtop_child.py")
 INTERVAL = 0.1  # seconds between samples
@@ -37,8 +37,8 @@ _GROUP = "sudo usermod -aG jtop $USER, then log in again"
 
 
 class Jtop(Sampled):
-    """See `crisp.energy.Meter`. Rails are summed as in `hw.telemetry.rails`, whatever jtop's own
-    total is: it may be a sum of all rails, of which some contain others.
+    """See `crisp.hardware.energy.Meter`. Rails are summed as in `crisp.hw.telemetry.rails`,
+    whatever jtop's own total is: it may be a sum of all rails, of which some contain others.
     """
 
     name = "jtop"

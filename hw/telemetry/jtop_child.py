@@ -1,4 +1,5 @@
-"""Run by `hw.telemetry.jtop` as a process of its own: says in JSON lines what jtop's client reads.
+"""Run by `crisp.hw.telemetry.jtop` as a process of its own: says in JSON lines what jtop's client
+reads.
 
 Only here is jetson-stats imported: it sets multiprocessing to fork, which a process that uses CUDA
 does not survive, its client may hang, and its licence is the AGPL. Imports nothing of ours.

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from hw.telemetry.counting import Counter, CounterWindow
-from hw.telemetry.sampler import PowerWindow, Sampled, Unreadable, Window
+from crisp.hw.telemetry.counting import Counter, CounterWindow
+from crisp.hw.telemetry.sampler import PowerWindow, Sampled, Unreadable, Window
 
 INTERVAL = 0.05  # seconds between samples
 UPDATE_NS = 100_000_000  # counter and field are renewed every 10 to 100 ms
@@ -45,7 +45,7 @@ _NO_BINDING = "pip install nvidia-ml-py (or '.[gpu]' in the checkout)"
 
 
 class Nvml(Sampled):
-    """See `crisp.energy.Meter`. One GPU."""
+    """See `crisp.hardware.energy.Meter`. One GPU."""
 
     def __init__(
         self,

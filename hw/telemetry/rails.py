@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from hw.telemetry.sampler import Unreadable
+from crisp.hw.telemetry.sampler import Unreadable
 
 # NVIDIA's Jetson Linux Developer Guide, "Software-Based Power Consumption Modeling". The first of
 # which all are there holds.

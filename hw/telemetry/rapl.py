@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hw.telemetry.counting import Counter, CounterWindow
-from hw.telemetry.sampler import Sampled, Unreadable, Window
+from crisp.hw.telemetry.counting import Counter, CounterWindow
+from crisp.hw.telemetry.sampler import Sampled, Unreadable, Window
 
 ROOT = Path("/sys/class/powercap")
 INTERVAL = 0.5  # seconds between samples
@@ -52,7 +52,9 @@ class Zone:
 
 
 class Rapl(Sampled):
-    """See `crisp.energy.Meter`. A thread reads often enough to see every counter begin anew."""
+    """See `crisp.hardware.energy.Meter`. A thread reads often enough to see every counter begin
+    anew.
+    """
 
     name = "RAPL"
 

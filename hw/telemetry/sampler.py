@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-from crisp.energy import Probe, Reading
+from crisp.hardware.energy import Probe, Reading
 
 STARVED = 5  # intervals: a longer gap between two samples is none that was meant
 
@@ -39,8 +39,8 @@ class Window(Protocol):
 
 
 class Sampled(ABC):
-    """See `crisp.energy.Meter`. A window is sampled when it begins, when it ends, and by a thread
-    of its own every ``interval`` seconds between.
+    """See `crisp.hardware.energy.Meter`. A window is sampled when it begins, when it ends, and by a
+    thread of its own every ``interval`` seconds between.
 
     A meter says how a window is opened; that may take a while, and is done before it begins.
     """

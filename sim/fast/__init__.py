@@ -1,4 +1,5 @@
-"""The event scheduler and its two streams over flat arrays, compiled: what `sim.replay` runs.
+"""The event scheduler and its two streams over flat arrays, compiled: what
+`crisp.sim.fast_simulate` runs.
 
 Each module restates one of crisp's over arrays: residency, look-ahead, scheduler. The rules that
 decide (whom to evict, what is kept, how tasks are ranked) are crisp's own functions, compiled.

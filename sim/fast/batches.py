@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crisp.hardware import CostModel
-from crisp.model import ModelSpec
+from crisp.hardware.profile import CostModel
+from crisp.model.spec import ModelSpec
 from crisp.policy import BoundWidths
 from crisp.profile import Following
+from crisp.scheduler.workload import Step
+from crisp.sim.fast.rules import positive, refused, within
+from crisp.sim.fast.state import Batch, Ints
+from crisp.sim.fast.unions import union, union_on
 from crisp.trace import RoutingTrace
-from crisp.workload import Step
-from sim.fast.rules import positive, refused, within
-from sim.fast.state import Batch, Ints
-from sim.fast.unions import union, union_on
 
 _ROWS = 2048  # of a batch: few enough to need little memory, enough to make up for its calls
 _MOST_BLOCKS = 62  # of an expert, where blocks are bits of a word

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crisp.hardware import CostModel
-from crisp.model import ModelSpec
+from crisp.hardware.profile import CostModel
+from crisp.model.spec import ModelSpec
 from crisp.policy import BoundWidths, Policy
 from crisp.profile import Following
-from crisp.timeline import StepLog, Totals
+from crisp.run.timeline import StepLog, Totals
+from crisp.scheduler.workload import Step
+from crisp.sim.bounds import Belady
+from crisp.sim.fast import state as at
+from crisp.sim.fast.batches import Batches
+from crisp.sim.fast.rules import machine_of, within
+from crisp.sim.fast.state import Batch, Machine
+from crisp.sim.fast.streams import run
 from crisp.trace import RoutingTrace
-from crisp.workload import Step
-from sim.bounds import Belady
-from sim.fast import state as at
-from sim.fast.batches import Batches
-from sim.fast.rules import machine_of, within
-from sim.fast.state import Batch, Machine
-from sim.fast.streams import run
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Decided:
 
 @dataclass(frozen=True)
 class Executed:
-    """A run that has ended. resident: blocks of each entry; belady: see `crisp.bounds`."""
+    """A run that has ended. resident: blocks of each entry; belady: see
+    `crisp.scheduler.belady_bound`.
+    """
 
     total_ns: int
     skipped: int

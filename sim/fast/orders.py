@@ -10,8 +10,8 @@ from crisp.policy.order import (
     resident_first,
     widest_first,
 )
-from sim.fast.compiling import compiled
-from sim.fast.state import (
+from crisp.sim.compiling import compiled
+from crisp.sim.fast.state import (
     BY_BLOCK,
     EVENT,
     FIRST_SEEN,
@@ -71,7 +71,7 @@ def best_order(
 ) -> int:
     """The makespan of an event's loads and computations in their best order, in ns.
 
-    At granularity block every block is a job, see `crisp.timeline.Sums`.
+    At granularity block every block is a job, see `crisp.run.timeline.Sums`.
     """
     if count == 2 and rules[BY_BLOCK] == 0:  # the shorter of two: most events are such
         load0, compute0 = _job(load_ns, slots, piece_ns, 0)

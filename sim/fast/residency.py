@@ -1,4 +1,6 @@
-"""`crisp.residency` over arrays: which blocks are on the device within the budget, and who goes."""
+"""`crisp.scheduler.residency` over arrays: which blocks are on the device within the budget, and
+who goes.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from crisp.errors import InvariantError
 from crisp.policy import eviction
 from crisp.policy.cache import kept_blocks
 from crisp.policy.order import draw_lot
-from crisp.residency import EVENT as BY_EVENT
-from sim.fast.compiling import compiled
-from sim.fast.state import (
+from crisp.scheduler.residency import EVENT as BY_EVENT
+from crisp.sim.compiling import compiled
+from crisp.sim.fast.state import (
     BY_PASS,
     CACHE_SEED,
     CAPACITY,

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from crisp.errors import CrispError
-from crisp.hardware import CostModel
-from crisp.model import ModelSpec
+from crisp.hardware.profile import CostModel
+from crisp.model.spec import ModelSpec
 from crisp.policy import Policy, eviction
-from sim.fast import state as at
-from sim.fast.state import Machine, machine
+from crisp.sim.fast import state as at
+from crisp.sim.fast.state import Machine, machine
 
 _VICTIMS = {
     None: at.NOBODY,
@@ -66,8 +66,8 @@ def machine_of(
 ) -> Machine:
     """A machine on which nothing has happened; the arguments are those of `EventScheduler`.
 
-    states: of an expert, see `sim.fast.state.Batch`. Raises CrispError for a rule that is not among
-    those above.
+    states: of an expert, see `crisp.sim.fast.state.Batch`. Raises CrispError for a rule that is not
+    among those above.
     """
     row_of_layer = np.full(spec.n_layers, -1, np.int64)
     row_of_layer[list(spec.moe_layers)] = np.arange(len(spec.moe_layers))

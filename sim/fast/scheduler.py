@@ -1,12 +1,12 @@
-"""`crisp.event` over arrays: what to load and what to compute next."""
+"""`crisp.scheduler.scheduler` over arrays: what to load and what to compute next."""
 
 from __future__ import annotations
 
-from crisp.residency import EVENT as BY_EVENT
-from sim.fast import lookahead
-from sim.fast.compiling import compiled, inlined
-from sim.fast.residency import admit, keepable, release
-from sim.fast.state import (
+from crisp.scheduler.residency import EVENT as BY_EVENT
+from crisp.sim.compiling import compiled, inlined
+from crisp.sim.fast import prefetch_queue as lookahead
+from crisp.sim.fast.residency import admit, keepable, release
+from crisp.sim.fast.state import (
     AHEAD_FREE,
     BLOCKS_COMPUTED,
     BLOCKS_LANDED,

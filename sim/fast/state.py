@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from crisp.event import STAGING_EXPERTS
+from crisp.scheduler.scheduler import STAGING_EXPERTS
 
 Ints = npt.NDArray[np.int64]
 

@@ -1,4 +1,4 @@
-"""Link and compute, from one step to the next: `sim.streams` without its processes.
+"""Link and compute, from one step to the next: `crisp.sim.streams` without its processes.
 
 At one instant all completions come first, then an event starts, then link and compute choose.
 """
@@ -7,17 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from crisp import residency as crisp_residency
 from crisp.errors import InvariantError
 from crisp.policy import cache as crisp_cache
 from crisp.policy import eviction as crisp_eviction
 from crisp.policy import order as crisp_order
-from sim.fast import compiling, lookahead, orders, residency, scheduler, starting, state
-from sim.fast.compiling import BARE, digest, inlined, kept
-from sim.fast.orders import best_order, rank
-from sim.fast.scheduler import computed, loaded, next_compute, next_load, queue
-from sim.fast.starting import access, choose, look_ahead
-from sim.fast.state import (
+from crisp.scheduler import residency as crisp_residency
+from crisp.sim import compiling
+from crisp.sim.compiling import BARE, digest, inlined, kept
+from crisp.sim.fast import (
+    event_start as starting,
+)
+from crisp.sim.fast import (
+    orders,
+    residency,
+    scheduler,
+    state,
+)
+from crisp.sim.fast import (
+    prefetch_queue as lookahead,
+)
+from crisp.sim.fast.event_start import access, choose, look_ahead
+from crisp.sim.fast.orders import best_order, rank
+from crisp.sim.fast.scheduler import computed, loaded, next_compute, next_load, queue
+from crisp.sim.fast.state import (
     BLOCKS_LOADED,
     BUSY,
     BY_BLOCK,

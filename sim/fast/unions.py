@@ -1,4 +1,4 @@
-"""The tasks of every event of a batch: `crisp.workload.union`, compiled."""
+"""The tasks of every event of a batch: `crisp.scheduler.workload.union`, compiled."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crisp.policy import contribution
-from sim.fast.compiling import compiled, digest, kept
-from sim.fast.state import Ints
+from crisp.policy.widths import contribution
+from crisp.sim.compiling import compiled, digest, kept
+from crisp.sim.fast.state import Ints
 
 _width_on: Any = compiled(contribution.width_on)
 

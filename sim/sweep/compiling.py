@@ -8,7 +8,7 @@ from typing import Any
 
 def compiled_before() -> bool:
     """As numba sees it: what it left on the disk is not older than the source."""
-    from sim.fast import streams  # imports numba, for which others need not wait
+    from crisp.sim.fast import streams  # imports numba, for which others need not wait
 
     source, run = Path(streams.__file__), streams.run
     made: Any = run

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from crisp.errors import CrispError
-from crisp.quality.statistics import Estimate, Floats, estimate
-from sim.sweep.results import Sequences
+from crisp.sim.sweep.results import Sequences
+from crisp.statistics import Estimate, Floats, estimate
 
 BYTES, NS = "bytes", "ns"
 

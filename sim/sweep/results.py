@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from crisp.errors import CrispError, InvariantError
 from crisp.files import atomic, check_readable
-from crisp.run import Run
-from crisp.run_check import COUNTS, NUMBERS
+from crisp.run.result import Run
+from crisp.run.schema import COUNTS, NUMBERS
 
 Scalar = str | int | float | bool | None
 Row = dict[str, Scalar]

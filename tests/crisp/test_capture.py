@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from crisp import capture as capturing
 from crisp.adapter import Recorder
 from crisp.capture import Recipe, capture, stops
-from crisp.cli.capture import capture as command
+from crisp.checkpoint.loading import Loaded, load
+from crisp.cli.commands.model.capture import capture as command
 from crisp.errors import CrispError
-from crisp.loading import Loaded, load
 from crisp.trace import RoutingTrace, check
 
 torch = pytest.importorskip("torch", reason="needs the extra hf")

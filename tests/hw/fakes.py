@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hw.batch import Work
-from hw.device import Copy, Done, Piece
+from crisp.hw.devices.batch import Work
+from crisp.hw.devices.protocol import Copy, Done, Piece
 
 Label = tuple[int, int, int]  # row, expert, block
 

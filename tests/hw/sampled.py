@@ -14,8 +14,9 @@ def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
 
-import crisp.cli.replay, hw.cpu, hw.replay, crisp.cli.outputs, crisp.cli.tables, crisp.cli.setup
-import sim.simulate, torch, pandas, xxhash
+import crisp.cli.commands.run.replay, crisp.hw.devices.cpu.device, crisp.hw.replay
+import crisp.cli.output.run_files, crisp.cli.output.run_tables, crisp.cli.setup
+import crisp.sim.simulate, torch, pandas, xxhash
 {more}
 base, most = anonymous(), [0]
 

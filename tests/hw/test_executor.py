@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crisp.case import Case, Conditions
-from crisp.driver import relive
-from crisp.fitting import fit
-from crisp.model import ModelSpec
+from crisp.hw.devices.batch import Work
+from crisp.hw.devices.slots import Slots, slots_needed
+from crisp.hw.executor import Executor
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
-from crisp.sinks import Everything
-from crisp.tasks import Task
-from crisp.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, Recorder
+from crisp.run.case import Case, Conditions
+from crisp.run.driver import relive
+from crisp.run.sinks import Everything
+from crisp.run.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, Recorder
+from crisp.scheduler.tasks import Task
+from crisp.scheduler.workload import Event, union
+from crisp.sim.hardware import profile as hardware
+from crisp.sim.simulate import simulate
 from crisp.trace import Header, RoutingTrace
-from crisp.workload import Event, union
-from hw.batch import Work
-from hw.executor import Executor
-from hw.slots import Slots, slots_needed
-from sim.hardware import profile as hardware
-from sim.simulate import simulate
+from crisp.trace.fitting import fit
 from tests.hw.fakes import FakeDevice
 
 LAYERS, EXPERTS, K = 3, 8, 2

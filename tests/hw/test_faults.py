@@ -23,21 +23,21 @@ import pytest
 
 from crisp.cli.main import main
 from crisp.errors import CrispError
-from crisp.event import EventScheduler
-from crisp.model import ModelSpec
+from crisp.hw.devices.batch import Work
+from crisp.hw.devices.cpu.device import CpuDevice
+from crisp.hw.devices.protocol import Copy
+from crisp.hw.devices.slots import Slots, slots_needed
+from crisp.hw.devices.worker import Worker
+from crisp.hw.errors import DeviceError
+from crisp.hw.executor import Executor
+from crisp.hw.store.aio import AsynchronousRead
+from crisp.hw.store.packing import pack, pack_synthetic
+from crisp.hw.store.reader import Store
+from crisp.model.spec import ModelSpec
 from crisp.policy import named
-from crisp.tasks import Task
-from crisp.timeline import Recorder
-from hw.aio import AsynchronousRead
-from hw.batch import Work
-from hw.cpu import CpuDevice
-from hw.device import Copy
-from hw.errors import DeviceError
-from hw.executor import Executor
-from hw.packing import pack, pack_synthetic
-from hw.slots import Slots, slots_needed
-from hw.store import Store
-from hw.worker import Worker
+from crisp.run.timeline import Recorder
+from crisp.scheduler.scheduler import EventScheduler
+from crisp.scheduler.tasks import Task
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("xxhash")
@@ -182,7 +182,7 @@ def test_closing_does_not_wait_for_a_slow_link(store: Store) -> None:
 def test_no_memory_for_the_pool(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     files = len(list(Path("/proc/self/fd").iterdir()))
     with monkeypatch.context() as patch:
-        patch.setattr("hw.memory.available", lambda: 10**6)
+        patch.setattr("crisp.hw.memory.available", lambda: 10**6)
         with pytest.raises(CrispError, match=r"^a pool of 1,000 blocks needs .* can be had$"):
             CpuDevice(store, 1000)
 
@@ -227,7 +227,7 @@ def test_compiled_code_cannot_be_kept_or_is_damaged(
 
     with monkeypatch.context() as patch:
         patch.setattr("numba.core.dispatcher.Dispatcher.compile", compile_or_fetch)
-        patch.setattr("hw.arithmetic.run", fresh())
+        patch.setattr("crisp.hw.devices.cpu.arithmetic.run", fresh())
         said = f"^/.*: {re.escape(str(error))}; room for compiled code"
         with pytest.raises(DeviceError, match=said):
             CpuDevice(store, 8)
@@ -237,7 +237,7 @@ def fresh() -> Any:
     """A kernel as it is before its first call."""
     from numba import njit
 
-    from hw.cpu_kernels import run
+    from crisp.hw.devices.cpu.kernels import run
 
     return njit(run.py_func, cache=True)
 
@@ -337,10 +337,10 @@ def test_faults_are_one_line(
         before_reads(patch, broken)
         assert "cannot be read: Input/output error" in said(capsys, own)
     with monkeypatch.context() as patch:
-        patch.setattr("hw.memory.available", lambda: 1000)
+        patch.setattr("crisp.hw.memory.available", lambda: 1000)
         assert "of memory, 1 kB can be had" in said(capsys, own)
     with monkeypatch.context() as patch:
-        patch.setattr("hw.slots.Slots.landed", dying)  # in a callback
+        patch.setattr("crisp.hw.devices.slots.Slots.landed", dying)  # in a callback
         assert "the reading thread has ended: ValueError('boom')" in said(capsys, own)
     with own.files[2].open("r+b") as file:
         file.seek(own.offset(2, 0, 0))
@@ -358,12 +358,12 @@ def test_ctrl_c_in_the_middle_of_a_run(own: Store) -> None:
         [sys.executable, "-c",
          "import threading, time\n"
          "from crisp.cli.main import main\n"
-         "import hw.cpu\n"
-         "real = hw.cpu.CpuDevice.copy\n"
+         "import crisp.hw.devices.cpu.device\n"
+         "real = crisp.hw.devices.cpu.device.CpuDevice.copy\n"
          "def copy(*arguments):\n"
          "    print('copy', flush=True)\n"
          "    real(*arguments)\n"
-         "hw.cpu.CpuDevice.copy = copy\n"
+         "crisp.hw.devices.cpu.device.CpuDevice.copy = copy\n"
          "try:\n"
          f"    main(['replay', {str(TRACE)!r}, '--store', {str(own.path)!r}, '--policy', 'lru',\n"
          "          '--budget', '10%', '--link-limit', '20kB/s'])\n"

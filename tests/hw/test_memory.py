@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crisp.errors import CrispError
-from hw import memory
+from crisp.hw import memory
 
 MIB = 1 << 20
 

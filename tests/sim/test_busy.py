@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 import simpy
 
-from crisp.measured_cost import Curve, Geometry, Grid, MeasuredCost, Tables
-from sim.memory import Shared, constant, sharing
+from crisp.hardware.measured import Curve, Geometry, Grid, MeasuredCost, Tables
+from crisp.sim.contention import Shared, constant, sharing
 from tests.sim.toys import Costs, Toy
 
 LINK, COMPUTE = 0, 1

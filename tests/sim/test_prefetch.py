@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crisp.case import Case, Conditions
 from crisp.errors import CrispError
-from crisp.fitting import fit
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
-from crisp.run import Run
+from crisp.run.case import Case, Conditions
+from crisp.run.result import Run
+from crisp.scheduler.workload import split
+from crisp.sim.hardware import profile as hardware
+from crisp.sim.simulate import simulate
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import bundled
-from crisp.workload import split
-from sim.hardware import profile as hardware
-from sim.simulate import simulate
+from crisp.trace.fitting import fit
 from tests.oracles import offline
 from tests.oracles.caches import usual_next
 

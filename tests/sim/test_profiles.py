@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from crisp.errors import CrispError
-from crisp.hardware import Power, cost_model
-from crisp.model import BUILTIN
-from sim.hardware import names, profile
+from crisp.hardware.profile import Power, cost_model
+from crisp.model.spec import BUILTIN
+from crisp.sim.hardware import names, profile
 
 PAGE = Path(__file__).parents[2] / "docs" / "hardware.md"
 MIXTRAL = BUILTIN["mixtral-8x7b"].with_(bits=Fraction("4.25"))

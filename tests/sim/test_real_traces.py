@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crisp.case import Case, Conditions
-from crisp.fitting import fit
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Cache, named, static_residents
 from crisp.profile import Profile
-from crisp.run import Run
+from crisp.run.case import Case, Conditions
+from crisp.run.result import Run
+from crisp.scheduler.workload import split
+from crisp.sim.fast_simulate import replay
+from crisp.sim.hardware import profile as hardware
+from crisp.sim.simulate import simulate
 from crisp.trace import Header, RoutingTrace
 from crisp.trace.chains import read_chains
+from crisp.trace.fitting import fit
+from crisp.trace.importing.table import import_table
 from crisp.trace.synth import synthesize
-from crisp.trace.table import import_table
-from crisp.workload import split
-from sim.hardware import profile as hardware
-from sim.replay import replay
-from sim.simulate import simulate
 from tests.oracles import offline, straight
 
 MS = 1_000_000

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crisp import run as runs
-from crisp.case import Case, Conditions
 from crisp.errors import CrispError
-from crisp.event import EventScheduler
-from crisp.fitting import fit
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
-from crisp.run import Run
+from crisp.run import result as runs
+from crisp.run.case import Case, Conditions
+from crisp.run.result import Run
+from crisp.scheduler.scheduler import EventScheduler
+from crisp.scheduler.workload import Workload, chosen_rows, plan, split
+from crisp.sim.hardware import profile as hardware
+from crisp.sim.simulate import simulate
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import bundled
-from crisp.workload import Workload, chosen_rows, plan, split
-from sim.hardware import profile as hardware
-from sim.simulate import simulate
+from crisp.trace.fitting import fit
 
 
 @pytest.fixture(scope="module")

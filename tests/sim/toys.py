@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from crisp.event import EventScheduler
-from crisp.foresight import Future, look_ahead
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Cache, Order, Policy, Prefetch
 from crisp.policy.order import draw_lot
-from crisp.policy.width import Full
-from crisp.tasks import Task
-from crisp.timeline import COLUMNS, COMPUTE, LAYER, PREFETCH, Recorder, Rows, Sink, StepLog
+from crisp.policy.widths.base import Full
+from crisp.run.timeline import COLUMNS, COMPUTE, LAYER, PREFETCH, Recorder, Rows, Sink, StepLog
+from crisp.scheduler.oracle import Future, look_ahead
+from crisp.scheduler.scheduler import EventScheduler
+from crisp.scheduler.tasks import Task
+from crisp.scheduler.workload import Workload, chosen_rows, plan
+from crisp.sim.streams import Streams
 from crisp.trace import Header, RoutingTrace
-from crisp.workload import Workload, chosen_rows, plan
-from sim.streams import Streams
 from tests.oracles import straight
 
 BLOCK = 16  # neurons

@@ -182,7 +182,7 @@ def train(
 def make_config(shape: str, **smaller: int) -> Any:
     """The shape's config; ``smaller`` replaces some of its numbers."""
     if shape == "deepseek":
-        from crisp.deepseek import register
+        from crisp.checkpoint.deepseek import register
 
         register()
     return transformers.AutoConfig.for_model(shape, **{**COMMON, **SHAPES[shape], **smaller})

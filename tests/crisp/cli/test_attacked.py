@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from crisp.cli.words import printable
+from crisp.cli.output.words import printable
 from crisp.errors import CrispError
-from crisp.tune import read_losses
-from sim.sweep import results
+from crisp.sim.sweep import results
+from crisp.sim.tuning.losses import read_losses
 from tests.crisp.cli.toy import toy_trace
-from tests.crisp.test_tune import losses, measured
+from tests.sim.tuning.test_losses import losses, measured
 
 LINE = ("--policy", "lru", "--budget", "30%", "--hardware", "paper-table1")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from crisp.cli.targets import check_outputs
+from crisp.cli.options.files import check_outputs
 from crisp.errors import CrispError
 from crisp.trace.bundled import resolve
 from tests.crisp.cli.toy import CONFIG

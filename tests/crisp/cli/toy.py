@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.trace import Header, RoutingTrace
 
 CONFIG = {

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crisp.errors import CrispError
-from crisp.event import EventScheduler
-from crisp.foresight import NEVER, soonest
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy import eviction as rules
 from crisp.policy import named, warmth
 from crisp.policy.cache import CACHES
 from crisp.profile import Profile
-from crisp.tasks import Task
+from crisp.scheduler.oracle import NEVER, soonest
+from crisp.scheduler.scheduler import EventScheduler
+from crisp.scheduler.tasks import Task
 from tests.oracles.caches import fewest_loads, forced_belady
 from tests.sim.toys import Toy
 

@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crisp.errors import CrispError
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy import named
-from crisp.policy.contribution import (
+from crisp.policy.spelling import build
+from crisp.policy.widths.contribution import (
     Contribution,
     ContributionResident,
     contributions,
     thresholds,
     width_on,
 )
-from crisp.policy.skipping import Drop, Resident, Skip, SkipContribution
-from crisp.policy.spelling import build
-from crisp.policy.widths import WIDTHS
+from crisp.policy.widths.names import WIDTHS
+from crisp.policy.widths.skipping import Drop, Resident, Skip, SkipContribution
 from crisp.profile import Profile
-from crisp.profile.weights import BINS, QUANTILES, histogram, quantiles
+from crisp.profile.router_weights import BINS, QUANTILES, histogram, quantiles
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import bundled
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crisp.errors import CrispError
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Cache, named, static_residents
 from crisp.policy.cache import kept_blocks, lfu_victim, lru_victim
 from crisp.policy.order import (
@@ -24,7 +24,7 @@ from crisp.policy.order import (
     resident_first,
     widest_first,
 )
-from crisp.policy.width import Full, Single, Tiered, Uniform, table_widths
+from crisp.policy.widths.base import Full, Single, Tiered, Uniform, table_widths
 from crisp.profile import Profile, anchors
 from crisp.profile.tiers import sorted_tiers
 from tests.oracles import offline

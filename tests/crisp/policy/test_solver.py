@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crisp.errors import CrispError
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy import named
-from crisp.policy.solver import Solver, solve
+from crisp.policy.widths.solver import Solver, solve
 from crisp.profile import Profile
 
 FOUR = ModelSpec.named("mixtral-8x7b").first_layers(1).with_(block=3584)  # 4 blocks an expert

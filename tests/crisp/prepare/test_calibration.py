@@ -12,13 +12,13 @@ torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
 from crisp.capture import Recipe, capture  # noqa: E402
+from crisp.checkpoint.loading import load  # noqa: E402
+from crisp.checkpoint.windows import Windows  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
-from crisp.loading import load  # noqa: E402
 from crisp.prepare import calibration  # noqa: E402
 from crisp.prepare.calibration import Calibration, LayerSums, batches, calibrate  # noqa: E402
 from crisp.profile import Profile  # noqa: E402
-from crisp.windows import Windows  # noqa: E402
-from tests.crisp.prepare.tiny import mixtral, windows  # noqa: E402
+from tests.crisp.tiny import mixtral, windows  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 

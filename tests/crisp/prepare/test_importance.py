@@ -21,7 +21,7 @@ from crisp.prepare.importance import (  # noqa: E402
     permutations,
     scores,
 )
-from tests.crisp.prepare.tiny import mixtral, windows  # noqa: E402
+from tests.crisp.tiny import mixtral, windows  # noqa: E402
 
 # Layer 5: expert 0 saw ten tokens, expert 1 none. Norms of (gate and up, down) as given below.
 FIRST = [[3.0, 0.0, 8.0, 1.0], [3.0, 5.0, 0.0, 6.0]]

@@ -22,15 +22,15 @@ torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
 from crisp.adapter import Experts, layout  # noqa: E402
-from crisp.deepseek import register  # noqa: E402
+from crisp.checkpoint.deepseek import register  # noqa: E402
+from crisp.checkpoint.files import SINGLE as NAME  # noqa: E402
+from crisp.checkpoint.files import open_checkpoint  # noqa: E402
+from crisp.checkpoint.skeleton import open_skeleton  # noqa: E402
+from crisp.checkpoint.windows import Windows  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
-from crisp.metadata import FILE, Metadata  # noqa: E402
 from crisp.prepare.calibration import Calibration, calibrate  # noqa: E402
-from crisp.prepare.checkpoint import SINGLE as NAME  # noqa: E402
-from crisp.prepare.checkpoint import open_checkpoint  # noqa: E402
 from crisp.prepare.layerwise import layerwise  # noqa: E402
-from crisp.prepare.skeleton import open_skeleton  # noqa: E402
-from crisp.windows import Windows  # noqa: E402
+from crisp.profile.metadata import FILE, Metadata  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 SMALL = {

@@ -22,13 +22,13 @@ transformers = pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from crisp.checkpoint.files import weights_digest  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
-from crisp.metadata import FILE, Metadata  # noqa: E402
-from crisp.prepare.checkpoint import weights_digest  # noqa: E402
 from crisp.prepare.importance import NeuronOrder  # noqa: E402
 from crisp.prepare.measuring import Request  # noqa: E402
 from crisp.prepare.pipeline import prepare, refresh  # noqa: E402
 from crisp.prepare.roles import read_method  # noqa: E402
+from crisp.profile.metadata import FILE, Metadata  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 TOKENIZER = ROOT / "traces" / "tiny-mixtral"
@@ -266,7 +266,9 @@ def test_refreshing_from_the_same_text_finds_the_same(prepared: Path) -> None:
 
 
 def test_refreshing_from_other_text_finds_other_counts(prepared: Path) -> None:
-    asked = replace(ASKED, texts=[ROOT / "crisp" / "geometry.py"], method=read_method("local"))
+    asked = replace(
+        ASKED, texts=[ROOT / "crisp" / "model" / "config.py"], method=read_method("local")
+    )
     after = refresh(prepared, asked, silent)
     assert not np.array_equal(after.pair_counts, Metadata.load(prepared / FILE).pair_counts)
 

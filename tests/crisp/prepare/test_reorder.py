@@ -22,12 +22,12 @@ from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from crisp.adapter import Experts, Layout, layout  # noqa: E402
-from crisp.deepseek import register  # noqa: E402
+from crisp.checkpoint.deepseek import register  # noqa: E402
+from crisp.checkpoint.experts import expert_tensors  # noqa: E402
+from crisp.checkpoint.files import open_checkpoint, weights_digest  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
-from crisp.prepare.checkpoint import open_checkpoint, weights_digest  # noqa: E402
-from crisp.prepare.experts_on_disk import expert_tensors  # noqa: E402
 from crisp.prepare.reorder import reorder  # noqa: E402
-from tests.crisp.test_families import CASES, SMALL, built  # noqa: E402
+from tests.crisp.adapter.test_families import CASES, SMALL, built  # noqa: E402
 
 INDEX = "model.safetensors.index.json"
 E, D, F, LAYERS = 4, 16, 24, 3  # of the Mixtral below; experts, d_model, d_ff, layers

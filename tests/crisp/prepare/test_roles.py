@@ -12,15 +12,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
+from crisp.checkpoint.loading import load  # noqa: E402
+from crisp.checkpoint.windows import Windows, read_windows  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
-from crisp.loading import load  # noqa: E402
 from crisp.prepare import calibration, roles  # noqa: E402
 from crisp.prepare.ablation import Ablation  # noqa: E402
 from crisp.prepare.calibration import Calibration, LayerSums, calibrate  # noqa: E402
 from crisp.prepare.roles import Exact, Grouped, Local, increases, local, read_method  # noqa: E402
 from crisp.profile.roles import agreement  # noqa: E402
-from crisp.windows import Windows, read_windows  # noqa: E402
-from tests.crisp.prepare.tiny import mixtral, windows  # noqa: E402
+from tests.crisp.tiny import mixtral, windows  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 

@@ -11,13 +11,13 @@ torch = pytest.importorskip("torch", reason="needs the extra hf")
 pytest.importorskip("transformers", reason="needs the extra hf")
 
 from crisp.adapter import Experts, layout  # noqa: E402
+from crisp.checkpoint.windows import Windows  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
-from crisp.model import ModelSpec  # noqa: E402
+from crisp.model.spec import ModelSpec  # noqa: E402
 from crisp.prepare import calibration, width_losses  # noqa: E402
 from crisp.prepare.ablation import Ablation  # noqa: E402
 from crisp.prepare.width_losses import measured_widths, reordered, spread  # noqa: E402
-from crisp.windows import Windows  # noqa: E402
-from tests.crisp.prepare.tiny import mixtral, windows  # noqa: E402
+from tests.crisp.tiny import mixtral, windows  # noqa: E402
 
 
 def geometry(model: Any, block: int = 4) -> ModelSpec:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from crisp.adapter import recording
+from crisp.checkpoint.loading import Loaded, in_float32, load
+from crisp.checkpoint.windows import Windows, read_windows
 from crisp.errors import CrispError
-from crisp.loading import Loaded, in_float32, load
 from crisp.policy import Budget, named
 from crisp.profile import Profile
 from crisp.quality import Quality, evaluate, geometry, measure, to_json
 from crisp.trace import RoutingTrace
-from crisp.windows import Windows, read_windows
 
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 pytest.importorskip("transformers", reason="needs the extra hf")

@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 pytest.importorskip("transformers", reason="needs the extra hf")
 
-from crisp.loading import in_float32, in_groups, load  # noqa: E402
+from crisp.checkpoint.loading import in_float32, in_groups, load  # noqa: E402
+from crisp.checkpoint.windows import read_windows  # noqa: E402
 from crisp.policy import named  # noqa: E402
 from crisp.quality import evaluate  # noqa: E402
-from crisp.windows import read_windows  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from crisp.checkpoint.loading import Loaded, in_float32, load
+from crisp.checkpoint.windows import Windows, read_windows
 from crisp.errors import CrispError
-from crisp.loading import Loaded, in_float32, load
 from crisp.quality import Scores, measure, perplexity
-from crisp.windows import Windows, read_windows
 
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")

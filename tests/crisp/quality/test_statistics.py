@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crisp.quality import Scores, perplexity, ratio, retention
-from crisp.quality.statistics import Estimate, resampled
+from crisp.statistics import Estimate, resampled
 
 
 def scores(nll: list[list[float]], top: list[list[int]] | None = None) -> Scores:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from crisp.adapter import attach
+from crisp.checkpoint.loading import Loaded, in_float32, load
 from crisp.errors import CrispError
-from crisp.loading import Loaded, in_float32, load
 from crisp.policy import named
 from crisp.quality import Tasks
 from crisp.quality import tasks as tasks_module

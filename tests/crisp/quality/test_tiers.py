@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from crisp.checkpoint.windows import Windows
 from crisp.profile import COLD, HOT, WARM
 from crisp.quality import Scores, TierCounts, by_tier
-from crisp.windows import Windows
 
 # Of experts 0, 1, 2 and 3; pairs with 3 are cold, but for (2, 3), which is warm.
 LAYER = np.full((4, 4), HOT, np.uint8)

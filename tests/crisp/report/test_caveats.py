@@ -6,7 +6,7 @@ from crisp.report.caveats import Kind, caveats
 from crisp.report.conditions import conditions
 from crisp.report.page import page
 from crisp.report.table import from_runs
-from tests.crisp.runs import whole
+from tests.crisp.run.runs import whole
 
 NARROW = "speed alone does not rank policies: widths cost quality, which is not simulated"
 

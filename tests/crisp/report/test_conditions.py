@@ -8,8 +8,8 @@ from typing import Any
 
 from crisp.report.conditions import conditions, policy_labels, values_of
 from crisp.report.table import from_runs
-from crisp.run import Run
-from tests.crisp.runs import whole
+from crisp.run.result import Run
+from tests.crisp.run.runs import whole
 
 LRU = whole().settings["policy"]
 

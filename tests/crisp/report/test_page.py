@@ -16,8 +16,8 @@ import pytest
 from crisp.report.conditions import conditions
 from crisp.report.page import page
 from crisp.report.table import from_runs
-from crisp.run import Run
-from tests.crisp.runs import whole
+from crisp.run.result import Run
+from tests.crisp.run.runs import whole
 
 LRU = whole().settings["policy"]
 HOSTILE = [

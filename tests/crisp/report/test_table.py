@@ -11,9 +11,9 @@ import pytest
 
 from crisp.errors import CrispError
 from crisp.report.table import Table, from_parquet, from_runs, joined
-from crisp.run import Run
-from sim.sweep.results import row_of, save
-from tests.crisp.runs import whole
+from crisp.run.result import Run
+from crisp.sim.sweep.results import row_of, save
+from tests.crisp.run.runs import whole
 
 
 def at(asked: str, share: float | None = None) -> Run:

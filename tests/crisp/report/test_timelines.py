@@ -8,17 +8,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from crisp.case import Case
 from crisp.errors import CrispError
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
 from crisp.report import timelines
 from crisp.report.timelines import Timeline, bars, read_timeline, steps_shown
-from crisp.run import Run
-from crisp.sinks import parquet
-from sim.hardware import profile as hardware
-from sim.simulate import simulate
+from crisp.run.case import Case
+from crisp.run.result import Run
+from crisp.run.sinks import parquet
+from crisp.sim.hardware import profile as hardware
+from crisp.sim.simulate import simulate
 from tests.crisp.cli.toy import CONFIG, toy_trace
 
 KINDS = ["layer", "compute", "load", "prefetch"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from crisp.reproduce import arithmetic
-from crisp.reproduce.answers import ANSWERS
 from crisp.reproduce.arithmetic import Costs
 from crisp.reproduce.claims import BASES, HARDWARE, MODEL, PAPER, TRACE, Claim, claims
+from crisp.reproduce.findings.answers import ANSWERS
 from crisp.reproduce.measured import quality
 from crisp.reproduce.verdict import (
     AGREES,

@@ -9,8 +9,8 @@ from benchmarks.quality.extract import EXTRACT, extract
 from benchmarks.quality.page import CONTENT, as_json
 from benchmarks.reproduction import statistics
 from crisp.reproduce.claims import claims
+from crisp.reproduce.findings.small import WEIGHTED, figures, shown, worst_move
 from crisp.reproduce.measured import host, quality, routing
-from crisp.reproduce.small import WEIGHTED, figures, shown, worst_move
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from crisp.errors import CrispError
-from crisp.policy.width import Tiered
+from crisp.policy.widths.base import Tiered
 from crisp.profile import Profile, tiers
 from crisp.trace import Header, RoutingTrace
 from crisp.trace.describe import Description, describe, percent_of

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crisp.errors import CrispError
-from crisp.model import ModelSpec
-from crisp.trace import RoutingTrace, survey
-from crisp.trace.table import Imported, import_table
+from crisp.model.spec import ModelSpec
+from crisp.trace import RoutingTrace
+from crisp.trace.importing import survey
+from crisp.trace.importing.table import Imported, import_table
 
 Row = dict[str, Any]
 
@@ -158,7 +159,7 @@ def test_tokens_scattered_over_a_large_table_are_merged(tmp_path: Path, monkeypa
     expected = run(write(tmp_path / "t.parquet", table))[0].digest()
     random.Random(0).shuffle(table)
     monkeypatch.setattr(survey, "_MERGE", 3)
-    monkeypatch.setattr("crisp.trace.readers._BATCH_ROWS", 4)
+    monkeypatch.setattr("crisp.trace.importing.readers._BATCH_ROWS", 4)
     assert run(write(tmp_path / "t.parquet", table))[0].digest() == expected
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hw.kernels.layout import Layout
+from crisp.hw.devices.gpu.kernels.layout import Layout
 
 NAN = 0xFF  # of every byte: no number in any float format, scales included
 U32 = 2.0**-24  # the relative error of one rounding to float32, and of one to a half

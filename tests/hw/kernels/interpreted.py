@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from hw.kernels import add_blocks, jitted
-from hw.kernels.launch import TABLE
-from hw.kernels.layout import Layout
+from crisp.hw.devices.gpu.kernels import add_blocks, jitted
+from crisp.hw.devices.gpu.kernels.launch import TABLE
+from crisp.hw.devices.gpu.kernels.layout import Layout
 from tests.hw.kernels.bfloat16 import mend
 from tests.hw.kernels.cases import Case, check, piece
 
@@ -88,7 +88,7 @@ def test_a_piece_is_right_and_touches_nothing_else(case: Case) -> None:
 @pytest.mark.parametrize("arch", TABLE)
 @pytest.mark.parametrize("rows", [1, 3, 17])
 def test_however_a_card_wants_it(arch: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hw.kernels import calls
+    from crisp.hw.devices.gpu.kernels import calls
 
     monkeypatch.setattr(calls, "INTERPRETED", arch)
     for kind in (("bf16", "bf16"), ("int4", "bf16")):
@@ -158,7 +158,7 @@ def test_mistakes_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """By the check above, which the same kernels pass as they are."""
-    from hw.kernels import blocks, calls
+    from crisp.hw.devices.gpu.kernels import blocks, calls
 
     source = Path(blocks.__file__).read_text()
     for right, wrong in MISTAKES[mistake]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hw.kernels.compiling import Report, loads
+from crisp.hw.devices.gpu.kernels.compiling import Report, loads
 
 ROOT = Path(__file__).resolve().parents[3]
 ARCHITECTURES = 80, 87, 89, 90
@@ -22,8 +22,8 @@ SUBSET = (
 
 _FORMS = """
 import dataclasses, json, sys
-from hw.kernels.compiling import report
-from hw.kernels.forms import forms
+from crisp.hw.devices.gpu.kernels.compiling import report
+from crisp.hw.devices.gpu.kernels.forms import forms
 for arch in map(int, sys.argv[1].split(",")):
     for form in forms(arch):
         if form.name in sys.argv[2:]:
@@ -31,15 +31,15 @@ for arch in map(int, sys.argv[1].split(",")):
 """
 
 _NAMES = """
-from hw.kernels.forms import forms
-from hw.kernels.launch import SHARED
+from crisp.hw.devices.gpu.kernels.forms import forms
+from crisp.hw.devices.gpu.kernels.launch import SHARED
 print("\\n".join(f"sm_{arch} {form.name}" for arch in SHARED for form in forms(arch)))
 """
 
 _PLANTED = """
 import dataclasses, json, sys
 sys.path.insert(0, sys.argv[1])
-from hw.kernels.compiling import report
+from crisp.hw.devices.gpu.kernels.compiling import report
 from planted import FORMS
 for form in FORMS:
     print(json.dumps(dataclasses.asdict(report(form, 80))), flush=True)

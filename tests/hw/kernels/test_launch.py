@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from crisp.quantised import GROUP
-from hw.errors import DeviceError
-from hw.kernels.launch import FEW, SHARED, TABLE, Launch, launch, need
+from crisp.hw.devices.gpu.kernels.launch import FEW, SHARED, TABLE, Launch, launch, need
+from crisp.hw.errors import DeviceError
+from crisp.model.quantization import GROUP
 
 
 def test_every_entry_has_its_stages_where_it_is_meant_to_run() -> None:

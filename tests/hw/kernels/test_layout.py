@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from crisp.model import ModelSpec
-from crisp.quantised import GROUP
-from hw.kernels import Layout
-from hw.kernels.reference import matrix
-from hw.packing import pack_synthetic
-from hw.store import views
+from crisp.hw.devices.gpu.kernels import Layout
+from crisp.hw.devices.gpu.kernels.reference import matrix
+from crisp.hw.store.packing import pack_synthetic
+from crisp.hw.store.reader import views
+from crisp.model.quantization import GROUP
+from crisp.model.spec import ModelSpec
 
 SPEC = ModelSpec(
     name="small", n_layers=1, moe_layers=(0,), n_experts=1, top_k=1, d_model=192, d_ff=40,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hw.kernels import add_blocks, jitted
+from crisp.hw.devices.gpu.kernels import add_blocks, jitted
 from tests.hw.kernels.cases import Case, check, piece
 
 CASES = [

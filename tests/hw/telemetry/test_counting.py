@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hw.telemetry.counting import Counter
-from hw.telemetry.sampler import Unreadable
+from crisp.hw.telemetry.counting import Counter
+from crisp.hw.telemetry.sampler import Unreadable
 
 SECOND = 1_000_000_000
 

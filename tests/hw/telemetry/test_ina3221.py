@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import hw.telemetry
-from hw.telemetry.ina3221 import Ina3221
+import crisp.hw.telemetry
+from crisp.hw.telemetry.ina3221 import Ina3221
 from tests.hw.telemetry.clocks import Clock
 
 Rails = dict[str, tuple[int, int]]  # mV, mA
@@ -188,12 +188,14 @@ def test_on_a_jetson_they_are_asked_before_the_service(
         def probe(self) -> Service:
             return self
 
-    monkeypatch.setattr(hw.telemetry, "Ina3221", lambda: Ina3221(tmp_path))
-    monkeypatch.setattr(hw.telemetry, "Jtop", Service)
-    assert hw.telemetry.chosen("unified").name == "jtop"
+    monkeypatch.setattr(crisp.hw.telemetry, "Ina3221", lambda: Ina3221(tmp_path))
+    monkeypatch.setattr(crisp.hw.telemetry, "Jtop", Service)
+    assert crisp.hw.telemetry.chosen("unified").name == "jtop"
     Service.reason = "dead"
-    assert hw.telemetry.chosen("unified").name == "INA3221"  # whose reason says what is missing
+    assert (
+        crisp.hw.telemetry.chosen("unified").name == "INA3221"
+    )  # whose reason says what is missing
     Service.reason = None
     sensor(tmp_path, 0, NANO)
-    assert hw.telemetry.chosen("unified").name == "INA3221"
-    assert hw.telemetry.chosen("cpu").name == "RAPL"
+    assert crisp.hw.telemetry.chosen("unified").name == "INA3221"
+    assert crisp.hw.telemetry.chosen("cpu").name == "RAPL"

@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-import hw.telemetry.jtop
-from hw.telemetry.jtop import CHILD, Jtop
+import crisp.hw.telemetry.jtop
+from crisp.hw.telemetry.jtop import CHILD, Jtop
 from tests.hw.telemetry.clocks import Clock
 
 NANO = {"VDD_IN": 10_000, "VDD_CPU_GPU_CV": 4500, "VDD_SOC": 2500}  # mW
@@ -272,7 +272,7 @@ def says(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, *lines: 
     child.write_text(
         f"import sys\nsys.stdout.write({text!r})\nsys.stdout.flush()\nsys.stdin.read()"
     )
-    monkeypatch.setattr(hw.telemetry.jtop, "find_spec", lambda name: name)
+    monkeypatch.setattr(crisp.hw.telemetry.jtop, "find_spec", lambda name: name)
     return Jtop(interval=1000, clock=clock, child=child, timeout=60)
 
 
@@ -336,7 +336,7 @@ def test_what_the_client_fails_with_is_told_apart(
 
 
 def test_no_client_is_a_reason_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hw.telemetry.jtop, "find_spec", lambda name: None)
+    monkeypatch.setattr(crisp.hw.telemetry.jtop, "find_spec", lambda name: None)
     probe = Jtop().probe()
     assert probe.reason == "jetson-stats is not installed"
     assert probe.remedy is not None

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import hw.telemetry
-from hw.telemetry.nvml import Nvml, uuids
-from hw.telemetry.sampler import Unreadable
+import crisp.hw.telemetry
+from crisp.hw.telemetry.nvml import Nvml, uuids
+from crisp.hw.telemetry.sampler import Unreadable
 from tests.hw.telemetry.clocks import Clock
 
 pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
@@ -256,7 +256,7 @@ def test_each_gpu_has_a_meter_by_its_uuid(machine: Machine) -> None:
     machine.library.stub_reset(3)
     assert uuids() == UUIDS[:3]
     machine.power(70, gpu=2)
-    named = [meter for meter in hw.telemetry.meters() if isinstance(meter, Nvml)]
+    named = [meter for meter in crisp.hw.telemetry.meters() if isinstance(meter, Nvml)]
     assert [meter.name for meter in named] == [f"NVML {uuid}" for uuid in UUIDS[:3]]
     for number, joules in ((1, 100), (2, 350)):
         own = machine.meter(UUIDS[number])
@@ -302,15 +302,15 @@ def test_of_several_gpus_the_one_that_torch_uses(
 
     machine.library.stub_reset(2)
     monkeypatch.setattr(crisp.adapter, "need", lambda name: type("Torch", (), {"cuda": Cuda}))
-    assert hw.telemetry.chosen("cuda").probe().source == f"NVML Stub 1 ({UUIDS[1]})"
+    assert crisp.hw.telemetry.chosen("cuda").probe().source == f"NVML Stub 1 ({UUIDS[1]})"
     machine.library.stub_reset(1)
-    assert hw.telemetry.chosen("cuda").probe().source == GPU
+    assert crisp.hw.telemetry.chosen("cuda").probe().source == GPU
 
 
 def test_the_library_is_found_where_the_driver_would_have_it(built: Path) -> None:
     """In a process that loads it by its name, as users' do; energy counts from the first look."""
     code = (
-        "import hw.telemetry.nvml as own, ctypes\n"
+        "import crisp.hw.telemetry.nvml as own, ctypes\n"
         "ctypes.CDLL('libnvidia-ml.so.1').stub_reset(1)\n"
         "print(own.Nvml().probe().source)"
     )
@@ -335,8 +335,13 @@ def test_no_driver_is_a_reason_with_a_remedy(monkeypatch: pytest.MonkeyPatch) ->
     assert probe.reason == "NVML: NVML Shared Library Not Found"
     assert probe.remedy is not None
     assert "install NVIDIA's driver" in probe.remedy
-    assert [meter.name for meter in hw.telemetry.meters()] == ["RAPL", "NVML", "INA3221", "jtop"]
-    assert hw.telemetry.chosen("cuda").probe().reason == probe.reason
+    assert [meter.name for meter in crisp.hw.telemetry.meters()] == [
+        "RAPL",
+        "NVML",
+        "INA3221",
+        "jtop",
+    ]
+    assert crisp.hw.telemetry.chosen("cuda").probe().reason == probe.reason
 
 
 def test_no_binding_is_a_reason_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hw.telemetry.rapl import Rapl
+from crisp.hw.telemetry.rapl import Rapl
 
 SPAN = 262_143_328_850  # µJ, as of many processors
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hw.telemetry.sampler import PowerWindow, Sampled, Unreadable, Window
+from crisp.hw.telemetry.sampler import PowerWindow, Sampled, Unreadable, Window
 from tests.hw.telemetry.clocks import Clock
 
 

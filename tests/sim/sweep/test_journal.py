@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crisp.errors import CrispError
-from sim.sweep.journal import Journal
+from crisp.sim.sweep.journal import Journal
 
 
 def test_what_was_kept_is_there_again(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from crisp.errors import CrispError
-from sim.sweep.paired import paired
+from crisp.sim.sweep.paired import paired
 
 
 def taken(n_bytes: list[int], ns: list[int]) -> dict[str, list[int]]:

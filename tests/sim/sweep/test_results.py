@@ -8,16 +8,16 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from crisp.case import Case, Conditions
 from crisp.errors import CrispError
-from crisp.fitting import fit
-from crisp.model import ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
-from crisp.run import Run
-from sim.hardware import profile
-from sim.simulate import simulate
-from sim.sweep import results
+from crisp.run.case import Case, Conditions
+from crisp.run.result import Run
+from crisp.sim.hardware import profile
+from crisp.sim.simulate import simulate
+from crisp.sim.sweep import results
+from crisp.trace.fitting import fit
 from tests.crisp.cli.toy import CONFIG, toy_trace
 
 

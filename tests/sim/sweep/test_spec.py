@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crisp.errors import CrispError
-from sim.sweep.spec import Sweep, read
+from crisp.sim.sweep.spec import Sweep, read
 
 BASE = 'trace = "t"\npolicy = "lru"\nbudget = "10%"\n'
 

@@ -1,0 +1,1 @@
+"""Commands that simulate, and that look at what was simulated or measured."""

@@ -1,0 +1,226 @@
+"""``crisp explain``: where the time of a run went, and which bound is near."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+if TYPE_CHECKING:
+    from crisp.run.result import Run
+
+_NEAR = 0.9  # of the time: a bound that explains this much of it is the one to mind
+
+
+class Bounds(NamedTuple):
+    """What the time of one token could not be less than, in ms."""
+
+    io: float  # bytes over bandwidth
+    order: float  # the best order of each event's tasks, at the same residency
+    belady: float  # the fewest bytes of any cache for the same tasks, over bandwidth
+    compute: float  # all that is computed, undisturbed: nothing had to be loaded
+    memory: float | None  # all bytes moved over the bandwidth of a memory that both streams share
+
+
+class Account(NamedTuple):
+    """The time of one token, in ms, and its parts."""
+
+    total: float
+    waits: float  # compute idle: blocks of the event's tasks are not there
+    experts: float
+    layers: float  # router, attention and what else is not a routed expert
+    bounds: Bounds | None  # None: not known, for the run was measured
+
+    def share(self, part: float) -> float:
+        """A part in percent of the total."""
+        return 100 * part / self.total if self.total else 0.0
+
+    def gain(self, bound: float) -> str:
+        """What reaching a bound would save at most, in percent."""
+        return f"{max(0.0, 100 - self.share(bound)):.0f} %"
+
+    @property
+    def near(self) -> str:
+        """Which bound is near: compute, bytes, memory or order; else none, or not known."""
+        if self.bounds is None:
+            return "not known"
+        bounds = (
+            ("compute", self.bounds.compute),
+            ("bytes", self.bounds.io),
+            ("memory", self.bounds.memory or 0.0),
+            ("order", self.bounds.order),
+        )
+        return next((name for name, ms in bounds if ms >= _NEAR * self.total), "none")
+
+
+_ADVICE = {
+    "compute": ["loading is nearly hidden: narrower widths or a faster processor would help"],
+    "bytes": [
+        "at this residency only fewer bytes help: a larger budget, narrower widths, fewer bits"
+    ],
+    "memory": [
+        "loads and computations share one memory, and it is busy: no overlap helps, only fewer",
+        "bytes, or experts that are used where they lie instead of copied",
+    ],
+    "order": [
+        "no order within an event does much better; fewer bytes would help, or overlap between",
+        "layers: a prefetcher that guesses well",
+    ],
+    "none": ["no stream is busy all the time: overlap would help"],
+}
+_RULE = ("the first", "there is none")
+_UNKNOWN = "bounds are not known of a measured run; crisp compare lays it beside a simulated one"
+_SHARED = ["link and compute share one memory and slow each other down: fewer bytes help both"]
+
+
+def account(run: Run) -> Account:
+    """The account of a run; its first three parts add up to the total."""
+
+    def value(name: str) -> float:
+        return float(run.metrics[name] or 0)
+
+    io, order, belady, compute, memory = (
+        run.metrics[f"{name}_bound_ms_per_token"] for name in Bounds._fields
+    )
+    bounds = None
+    if io is not None and order is not None and belady is not None and compute is not None:
+        bounds = Bounds(io, order, belady, compute, memory)
+    experts, layers = value("compute_ms_per_token"), value("layer_ms_per_token")
+    return Account(
+        total=value("total_ns") / value("tokens") / 1e6,
+        waits=value("stall_ms_per_token"),
+        experts=experts,
+        layers=layers,
+        bounds=bounds,
+    )
+
+
+def explain(
+    file: Annotated[Path, typer.Argument(metavar="RUN.JSON", help="What --json wrote.")],
+    run: Annotated[
+        int | None, typer.Option(help="Which run of a list, from 1.  [default: all, a line each]")
+    ] = None,
+) -> None:
+    """Say where the time of a run went, and which bound is near."""
+    from crisp.run.result import load, nth
+
+    runs = load(file)
+    if run is not None or len(runs) == 1:
+        number = 1 if run is None else run
+        print("\n".join(one_run(nth(runs, number, file), f"run {number} of {len(runs)}")))
+    else:
+        print("\n".join(all_runs(runs, file)))
+
+
+def one_run(run: Run, which: str) -> list[str]:
+    """The account of a run in a few lines."""
+    parts = account(run)
+    metrics, bounds = run.metrics, parts.bounds
+    lines = [
+        *wrap(f"{which}: {_conditions(run)}", 100, subsequent_indent=" " * 4),
+        f"{parts.total:.3f} ms a token:",
+        _line(parts, parts.waits, "compute waits for loads"),
+        _line(parts, parts.experts, "computing experts"),
+        _line(parts, parts.layers, "router, attention and all else"),
+        f"link busy {_percent(metrics['link_busy'])}, compute {_percent(metrics['compute_busy'])}",
+    ]
+    if bounds is None:
+        return [*lines, _UNKNOWN]
+    lines[-1:-1] = [
+        "bounds:",
+        _line(parts, bounds.io, f"bytes: {_size(run, 'bytes')} a token at the link's bandwidth"),
+        _line(parts, bounds.order, "order: each event's tasks in their best order"),
+        _line(
+            parts,
+            bounds.belady,
+            f"Belady: {_size(run, 'belady_bytes')} a token, what the best cache would load",
+        ),
+        _line(parts, bounds.compute, "compute: all experts at hand"),
+    ]
+    if bounds.memory is not None:
+        lines.insert(-1, _line(parts, bounds.memory, "memory: all that both streams move"))
+    unified = (run.settings.get("hardware") or {}).get("kind") == "unified"
+    lines += [
+        f"near bound: {parts.near} ({_RULE[parts.near == 'none']} of compute, bytes, memory and "
+        f"order that makes up {100 * _NEAR:.0f} % of the time)",
+        *(_SHARED if unified and parts.near == "none" else _ADVICE[parts.near]),
+    ]
+    if not unified:  # there what one stream gains the other may lose
+        lines.append(
+            f"at most: a better order gains {parts.gain(bounds.order)}, perfect overlap between "
+            f"layers {parts.gain(max(bounds.io, bounds.compute))}, and with a cache"
+        )
+        lines.append(
+            f"that knows what will come {parts.gain(max(bounds.belady, bounds.compute))}, loading "
+            f"nothing {parts.gain(bounds.compute)}"
+        )
+    return lines
+
+
+def all_runs(runs: list[Run], file: Path) -> list[str]:
+    """A line for each run."""
+    from crisp.cli.output.columns import aligned, numbers
+
+    accounts = [account(run) for run in runs]
+    heads = ["run", "policy", "budget", "hardware", "ms/token"]
+    columns = [
+        [str(number) for number in range(1, len(runs) + 1)],
+        [run.settings["policy"]["name"] for run in runs],
+        [run.settings["budget"]["asked"] for run in runs],
+        [_machine(run) for run in runs],
+        numbers([parts.total for parts in accounts]),
+    ]
+    for head, part in (("waits %", "waits"), ("experts %", "experts"), ("other %", "layers")):
+        heads.append(head)
+        columns.append([f"{parts.share(getattr(parts, part)):.0f}" for parts in accounts])
+    lines = [f"  {line}" for line in aligned([*heads], columns, text=4)]
+    near = ["near bound", *(parts.near for parts in accounts)]
+    width = max(map(len, lines))
+    return [
+        *(f"{line:<{width}}  {bound}" for line, bound in zip(lines, near, strict=True)),
+        "",
+        "waits: compute idle until blocks arrive; other: router, attention and all else",
+        f"a bound is near from {100 * _NEAR:.0f} % of the time on: bytes over bandwidth, computing "
+        "alone, memory that",
+        "link and compute share, or each event's tasks in their best order",
+        *([_UNKNOWN] if any(parts.bounds is None for parts in accounts) else []),
+        f"More of one: crisp explain {file} --run 1",
+    ]
+
+
+def _line(parts: Account, part: float, what: str) -> str:
+    return f"  {part:10.3f} ms  {parts.share(part):3.0f} %  {what}"
+
+
+def _conditions(run: Run) -> str:
+    from crisp.cli.output.run_tables import described
+    from crisp.cli.output.words import counted
+
+    settings = run.settings
+    policy, model = settings["policy"], settings["model"]
+    return (
+        f"{policy['name']} at {settings['budget']['asked']} on {_machine(run)}; "
+        f"{model['name']}, {counted(model['n_layers'], 'layer')} in "
+        f"{float(Fraction(model['bits'])):g} bits; {counted(settings['trace']['rows'], 'row')}, "
+        f"phase {settings['phase']}, batch {settings['batch']}, granularity "
+        f"{settings['granularity']}; {described(policy)}"
+    )
+
+
+def _machine(run: Run) -> str:
+    """The device that a run was measured on, or the profile that it was simulated with."""
+    device, hardware = run.settings.get("device"), run.settings.get("hardware")
+    return str((device or hardware or {"name": "an unnamed machine"})["name"])
+
+
+def _size(run: Run, name: str) -> str:
+    from crisp.units import show_bytes
+
+    return show_bytes(float(run.metrics[f"{name}_per_token"] or 0))
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.0f} %"

@@ -1,0 +1,144 @@
+"""``crisp reproduce``: the paper's claims one by one, with what is found of each, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from crisp.reproduce.evidence import Evidence
+    from crisp.reproduce.verdict import Finding
+
+_INDENT, _WIDTH = 10, 100
+
+
+def reproduce(
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRACE",
+            help="Routing of 8 experts, top-2: a file, or the name of a bundled trace.  [default: "
+            "drawn from statistics of a real Mixtral]",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write the page here, and the figures drawn anew."),
+    ] = None,
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="Print every claim in full, as the page has it."),
+    ] = False,
+) -> None:
+    """Go through the claims of the CRISP paper: what it prints, what we find, a verdict."""
+    from crisp.cli.gathering import gather
+    from crisp.cli.output.progress import progress_of
+    from crisp.reproduce.findings.answers import findings
+    from crisp.reproduce.page.page import IMAGES, PAGE, PICTURES, write
+
+    files = [PAGE, *(f"{IMAGES}/{name}.png" for name in PICTURES)]
+    if out is not None:
+        _check(out, files, trace)
+    with progress_of("runs") as update:
+        evidence = gather(trace, update)
+    found = findings(evidence)
+    print("\n".join(_lines(evidence, found, details)))
+    if out is None:
+        print(
+            f"\nevery claim in full: --details; the page and {len(PICTURES)} pictures: --out FOLDER"
+        )
+    else:
+        with progress_of("pictures") as update:
+            write(out, evidence, found, update)
+        print(f"\nwrote {out / PAGE} and {len(PICTURES)} pictures in {out / IMAGES}")
+
+
+def _check(out: Path, files: Sequence[str], trace: str | None) -> None:
+    """Make the folder and refuse what could not be written, before the work."""
+    from crisp.cli.options.files import check_outputs
+    from crisp.errors import CrispError
+    from crisp.trace.bundled import resolve
+
+    inputs = [("--trace", None if trace is None else resolve(trace))]
+    try:
+        for folder in {(out / file).parent for file in files}:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CrispError(f"--out {out}: cannot be made: {error.strerror or error}") from error
+    for file in files:
+        check_outputs({"--out": out / file}, inputs)
+
+
+def _lines(evidence: Evidence, found: Sequence[Finding], details: bool) -> list[str]:
+    from crisp.reproduce.words import decided, tally
+
+    lines = [
+        "The CRISP paper, arXiv:2610.37442v1, claim by claim.",
+        "",
+        *_wrapped(f"routing   {evidence.made}: {evidence.rows:,} tokens of "
+                  f"{evidence.layers} layers are run"),
+        "times     of Mixtral-8x7B's 32 layers, by the paper's Table 1 unless it says otherwise",
+    ]  # fmt: skip
+    lines += ["", f"{len(found)} claims, {decided(found)} of them decided here:"]
+    lines += [f"{count:6}  {verdict}" for verdict, count in tally(found).items()]
+    if details:
+        return [*lines, *(line for finding in found for line in ("", *_claim(finding)))]
+    return [
+        *lines,
+        "",
+        *_table(found),
+        "",
+        "a claim of several parts has the gravest verdict of them",
+    ]
+
+
+def _table(found: Sequence[Finding]) -> list[str]:
+    """A line for each claim."""
+    from crisp.cli.output.columns import aligned
+    from crisp.reproduce.words import column, known, printed_figure
+
+    columns: list[list[str]] = [[], [], [], []]
+    for finding in found:
+        ours = [column(part, "ours") for part in finding.parts.values()]
+        cells = (
+            finding.claim.id,
+            finding.verdict,
+            "/".join(printed_figure(finding, part) for part in finding.parts),
+            "/".join(ours) if "ours" in known(finding) else "",
+        )
+        for own, cell in zip(columns, cells, strict=True):
+            own.append(cell)
+    return aligned(["claim", "verdict", "paper", "ours"], columns, text=4)
+
+
+def _claim(finding: Finding) -> list[str]:
+    """A claim: what it says, its figures, the verdict, and where they come from."""
+    from crisp.cli.output.columns import aligned
+    from crisp.reproduce.words import column, known, printed_figure, told
+
+    claim = finding.claim
+    lines = [f"{claim.id}: {claim.says} ({claim.where})"]
+    lines += _wrapped(f"{'':<{_INDENT}}{claim.setting}; in {claim.unit}")
+    heads = known(finding)
+    columns = [
+        list(claim.values),
+        [printed_figure(finding, part) for part in claim.values],
+        *([column(found, head) for found in finding.parts.values()] for head in heads),
+    ]
+    table = aligned(["", "paper", *heads], columns, text=1)
+    lines += [f"{'':<{_INDENT}}{line}" for line in table]
+    lines += _wrapped(f"{'':<{_INDENT}}-> {told(finding)}")
+    for text in (finding.how, *finding.figures, *finding.shown):
+        if text:
+            lines += _wrapped(f"{'':<{_INDENT}}{text}")
+    return lines
+
+
+def _wrapped(line: str) -> list[str]:
+    from textwrap import wrap
+
+    return wrap(line, _WIDTH, subsequent_indent=" " * _INDENT, break_on_hyphens=False)

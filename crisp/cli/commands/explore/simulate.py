@@ -1,0 +1,109 @@
+"""``crisp simulate``: run a trace under policies on a simulated machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from crisp.cli.options import flags
+
+
+def simulate(
+    trace: flags.Trace,
+    policy: Annotated[str, typer.Option(help=f"{flags.POLICIES} {flags.LISTS}")],
+    budget: Annotated[
+        str,
+        typer.Option(help="Memory for routed experts: 10%, .1 or 4GB. A list gives a table."),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(help="A built-in model, a config.json or a store.  [default: the traced one]"),
+    ] = None,
+    hardware: Annotated[
+        str, typer.Option(help="A machine's profile: a name or a .toml file.")
+    ] = "rtx4090-pcie4",
+    profile: flags.ProfileTrace = None,
+    metadata: flags.MetadataFile = None,
+    width: flags.Width = None,
+    order: flags.Order = None,
+    cache: flags.Cache = None,
+    scope: flags.Scope = "layer",
+    unit: flags.Unit = None,
+    granularity: flags.Granularity = "expert",
+    prefetch: flags.Prefetch = None,
+    phase: flags.Phase = "decode",
+    batch: flags.Batch = 1,
+    chunk: flags.Chunk = 512,
+    block: Annotated[
+        int | None,
+        typer.Option(help="Neurons of a block.  [default: the metadata's, else an eighth of d_ff]"),
+    ] = None,
+    bits: Annotated[
+        str | None, typer.Option(help="Stored bits of a routed weight.  [default: as published]")
+    ] = None,
+    top_k: flags.TopK = None,
+    layers: flags.Layers = None,
+    seed: flags.Seed = 0,
+    limit: flags.Limit = None,
+    engine: flags.Engine = "simpy",
+    json: Annotated[str | None, flags.file("The run, or the list of runs")] = None,
+    timeline: flags.Timeline = None,
+    perfetto: flags.Perfetto = None,
+    plot: flags.Plot = None,
+) -> None:
+    """Run a trace under policies on a simulated machine."""
+    from crisp.cli.cells import ENGINES, run_cell, run_cells
+    from crisp.cli.options.files import check_no_folder
+    from crisp.cli.options.lists import split_list
+    from crisp.cli.output.progress import progress
+    from crisp.cli.output.run_files import Outputs
+    from crisp.cli.output.run_tables import report
+    from crisp.cli.setup import prepare
+    from crisp.errors import nearest
+    from crisp.policy import Budget
+    from crisp.run.case import Conditions
+    from crisp.trace.bundled import resolve
+
+    policies, budgets = split_list(policy, "--policy"), split_list(budget, "--budget")
+    if engine not in ENGINES:
+        raise nearest(engine, ENGINES, "engine")
+    outputs = Outputs(json, timeline, perfetto, plot)
+    check_no_folder("--metadata", metadata)
+    inputs = [
+        ("TRACE", resolve(trace)),
+        ("--profile", None if profile is None else resolve(profile)),
+        ("--metadata", metadata),
+        ("--model", model),
+        ("--hardware", hardware),
+    ]
+    outputs.check(len(policies) * len(budgets), inputs, timeline=engine == "simpy")
+    asked = [Budget.parse(text) for text in budgets]
+    setup = prepare(
+        trace,
+        model=model,
+        hardware=hardware,
+        conditions=Conditions(granularity, phase, batch, chunk, seed, limit),
+        profile=profile,
+        metadata=metadata,
+        bits=bits,
+        block=block,
+        top_k=top_k,
+        layers=layers,
+    )
+    chosen = setup.policies(
+        policies, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch
+    )
+    cells = [setup.cell(one, share, engine) for one in chosen for share in asked]
+    if len(cells) == 1:
+        with (
+            outputs.sinks(cells[0].title, setup.spec, cells[0].power, setup.name) as sinks,
+            progress("tokens", setup.rows()) as advance,
+        ):
+            runs = [run_cell(cells[0], setup.routing, sinks, advance)]
+    else:
+        with progress("runs", len(cells)) as advance:
+            runs = run_cells(cells, lambda: advance(1))
+    outputs.write_runs(runs)
+    print(report(setup, runs), file=sys.stderr if outputs.to_stdout else sys.stdout)

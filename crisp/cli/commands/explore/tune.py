@@ -1,0 +1,99 @@
+"""``crisp tune``: the thresholds that load least, or take least, within a loss of quality."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crisp.cli.options import flags
+
+
+def tune(
+    trace: flags.Trace,
+    loss: Annotated[
+        Path, typer.Option(metavar="FILE", help="What widths lose: as crisp eval --json writes it.")
+    ],
+    budget: Annotated[str, typer.Option(help="Memory for routed experts: 10%, .1 or 4GB.")],
+    max_loss: Annotated[
+        str, typer.Option(metavar="SHARE", help="Increase of perplexity at most, such as 3.6%.")
+    ],
+    minimise: Annotated[str, typer.Option(help="Of a token: bytes, energy or time.")] = "bytes",
+    model: Annotated[
+        str | None,
+        typer.Option(help="A built-in model, a config.json or a store.  [default: the traced one]"),
+    ] = None,
+    hardware: Annotated[
+        str, typer.Option(help="A machine's profile: a name or a .toml file.")
+    ] = "rtx4090-pcie4",
+    profile: flags.ProfileTrace = None,
+    metadata: flags.MetadataFile = None,
+    granularity: flags.Granularity = "expert",
+    batch: flags.Batch = 1,
+    block: Annotated[
+        int | None,
+        typer.Option(help="Neurons of a block.  [default: the metadata's, else an eighth of d_ff]"),
+    ] = None,
+    bits: Annotated[
+        str | None, typer.Option(help="Stored bits of a routed weight.  [default: as published]")
+    ] = None,
+    top_k: flags.TopK = None,
+    layers: flags.Layers = None,
+    limit: flags.Limit = None,
+) -> None:
+    """Find the widths, and the cache for them, that are worth it.
+
+    Every width whose loss was measured is simulated at the budget. What is printed is what no other
+    one beats: the least that a token takes, against the loss of quality.
+    """
+    from crisp.cli.options.files import check_no_folder
+    from crisp.cli.output.words import printable
+    from crisp.cli.setup import prepare
+    from crisp.cli.tuning import METRICS, command_line, report, tuned
+    from crisp.cli.unlike import conditions
+    from crisp.errors import CrispError, nearest
+    from crisp.run.case import Conditions
+    from crisp.sim.tuning.losses import read_losses
+    from crisp.units import exact
+
+    if minimise not in METRICS:
+        raise CrispError(f"--minimise: {nearest(minimise, METRICS, 'quantity')}")
+    check_no_folder("--loss", loss)
+    check_no_folder("--metadata", metadata)
+    most = exact(max_loss, "--max-loss")
+    if most < 0:
+        raise CrispError(f"--max-loss {max_loss}: must not be below 0")
+    if most > 1:
+        raise CrispError(f"--max-loss {max_loss}: above 100 %; ten per cent is 10% or .1")
+    setup = prepare(
+        trace,
+        model=model,
+        hardware=hardware,
+        conditions=Conditions(granularity, batch=batch, limit=limit),
+        profile=profile,
+        metadata=metadata,
+        bits=bits,
+        block=block,
+        top_k=top_k,
+        layers=layers,
+    )
+    told = {
+        "--model": model,
+        "--hardware": hardware,
+        "--profile": profile,
+        "--metadata": metadata,
+        "--granularity": granularity,
+        "--batch": batch,
+        "--block": block,
+        "--bits": bits,
+        "--top-k": top_k,
+        "--layers": layers,
+        "--limit": limit,
+    }
+    losses = read_losses(loss)
+    found = tuned(setup, losses, str(loss), budget, minimise)
+    title = [*setup.title(), *conditions(setup, losses, str(loss))]
+    lines = [*title, "", *report(found, max_loss, float(most), minimise), ""]
+    print("\n".join(map(printable, lines)))
+    print(command_line(found.best(float(most)), trace, budget, told))

@@ -1,0 +1,1 @@
+"""Commands that read a real model or its routing."""

@@ -1,0 +1,67 @@
+"""``crisp trace capture``: record which experts a real model routes a text's tokens to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import crisp.capture
+from crisp.capture import Recipe
+from crisp.checkpoint.loading import load
+from crisp.cli.options.files import Name, check_outputs
+from crisp.cli.output.progress import progress_of
+from crisp.cli.output.words import counted
+from crisp.errors import CrispError
+
+
+def capture(
+    model: Annotated[str, typer.Argument(help="A transformers MoE: a folder, or a hub name.")],
+    text: Annotated[
+        list[Path],
+        typer.Option("--text", help="A text to read from (UTF-8); several: --text A B C."),
+    ],
+    out: Annotated[str, typer.Option(metavar="FILE", help="The trace: NAME.trace.safetensors.")],
+    more: Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="TEXT")] = None,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Tokens of each prompt.")
+    ] = Recipe.prompt_tokens,
+    new_tokens: Annotated[
+        int, typer.Option(help="Tokens sampled after each prompt; the last has no row.")
+    ] = Recipe.new_tokens,
+    sequences: Annotated[
+        int | None,
+        typer.Option(
+            help="Prompts, of all texts together (default: 16 of each, or what it holds)."
+        ),
+    ] = Recipe.sequences,
+    batch: Annotated[int, typer.Option(help="Sequences that run side by side.")] = Recipe.batch,
+    temperature: Annotated[
+        float, typer.Option(help="Of sampling; 0: greedy.")
+    ] = Recipe.temperature,
+    seed: Annotated[int, typer.Option(help="Of prompts and sampling.")] = Recipe.seed,
+    token_ids: Annotated[
+        bool, typer.Option("--token-ids", help="Keep the tokens' ids in the trace.")
+    ] = Recipe.token_ids,
+) -> None:
+    """Record which experts a model routes to while it reads texts and writes on."""
+    texts = [*text, *(more or [])]
+    # What can be said before the work is said before the work.
+    for path in texts:
+        if not path.is_file():
+            raise CrispError(f"{path}: no such file; a text was expected")
+    inputs: list[tuple[str, Name]] = [("MODEL", model), *(("--text", path) for path in texts)]
+    check_outputs({"--out": out}, inputs, stdout=False)
+    recipe = Recipe(prompt_tokens, new_tokens, sequences, batch, temperature, seed, token_ids)
+    loaded = load(model)
+    with progress_of(f"{loaded.name}: tokens") as update:
+        trace = crisp.capture.capture(loaded, texts, recipe, update)
+    trace.save(out)
+    decode = int(trace.phase.sum())
+    typer.echo(
+        f"{out}: {counted(trace.rows, 'row')} ({decode:,} decode), "
+        f"{counted(len(trace.sequences()[0]), 'sequence')}, "
+        f"{counted(len(trace.moe_layers), 'MoE layer')} of {trace.layers}, "
+        f"{trace.header.n_experts} experts, top-{trace.k}"
+    )

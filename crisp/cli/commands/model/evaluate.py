@@ -1,0 +1,246 @@
+"""``crisp eval``: what policies cost in quality, measured on the real model."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from crisp.checkpoint.windows import LONGEST, window_length
+from crisp.cli.options import flags
+from crisp.cli.options.files import STDOUT, Name, check_no_folder, check_outputs
+from crisp.cli.prepared import cautions, counts_of, metadata_of
+from crisp.errors import CrispError
+from crisp.files import atomic
+
+if TYPE_CHECKING:
+    from crisp.checkpoint.loading import Loaded
+    from crisp.policy import Budget, Policy
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A transformers MoE: a folder, or a hub name.")],
+    policy: Annotated[
+        str, typer.Option(help=f"{flags.POLICIES} A list such as up,crisp gives a table.")
+    ],
+    text: Annotated[
+        list[Path],
+        typer.Option("--text", help="A text to read (UTF-8); several: --text A B C."),
+    ],
+    more: Annotated[list[Path] | None, typer.Argument(hidden=True, metavar="TEXT")] = None,
+    width: Annotated[str | None, typer.Option(help=f"{flags.WIDTHS} Or a list.")] = None,
+    metadata: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What crisp prepare found out.  [default: crisp.safetensors beside the model]",
+        ),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="TRACE", help="Count combinations here instead.")
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Replay a cache of 10%, .1 or 4GB: what it holds, what is loaded."),
+    ] = None,
+    cache: flags.Cache = None,
+    scope: Annotated[str, typer.Option(help="Of the cache: layer or global.")] = "layer",
+    unit: flags.Unit = None,
+    block: Annotated[
+        int | None,
+        typer.Option(help="Neurons of a block.  [default: the metadata's, else an eighth of d_ff]"),
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(help=f"Tokens read at once.  [default: the context, at most {LONGEST}]"),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens between the starts of windows; a window scores what is new in it.  "
+            "[default: half a window; with --budget a whole one]"
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Read so many tokens, of all texts together.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="int8 or int4: experts' weights as crisp pack stores them, for all but full."
+        ),
+    ] = None,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Windows read side by side; with --budget one.")
+    ] = 8,
+    renormalize: Annotated[
+        bool,
+        typer.Option(
+            "--renormalize", help="Give the router's weight of skipped experts to the others."
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the resampled windows.")] = 0,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="All that was measured; -: print it.")
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Tasks of lm-eval, by name or YAML file (a list); needs the extra eval."),
+    ] = None,
+) -> None:
+    """Measure what policies cost in quality.
+
+    That is a model's perplexity at their widths.
+    """
+    from crisp.checkpoint.loading import in_float32, in_groups, load
+    from crisp.checkpoint.windows import check_vocabulary, read_windows
+    from crisp.cli.options.lists import split_list
+    from crisp.cli.output.progress import progress_of
+    from crisp.cli.output.quality_tables import Row, notes, tables, title
+    from crisp.model.quantization import BITS, STORED, check_groups
+    from crisp.policy import Budget
+    from crisp.quality import Tasks, geometry, to_json
+    from crisp.quality import evaluate as measured
+    from crisp.trace.bundled import resolve
+
+    # What can be said before the work is said before the work.
+    texts = [*text, *(more or [])]
+    for path in texts:
+        if not path.is_file():
+            raise CrispError(f"{path}: no such file; a text was expected")
+    check_no_folder("--metadata", metadata)
+    named_tasks = [] if tasks is None else split_list(tasks, "--tasks")
+    inputs: list[tuple[str, Name]] = [
+        ("MODEL", model),
+        *(("--text", path) for path in texts),
+        ("--metadata", metadata),
+        ("--profile", None if profile is None else resolve(profile)),
+        *(("--tasks", name) for name in named_tasks),
+    ]
+    check_outputs({"--json": json}, inputs)
+    if dtype is not None and dtype not in BITS:
+        raise CrispError(f"--dtype {dtype}: expected {' or '.join(BITS)}")
+    asked = None if budget is None else Budget.parse(budget)
+    widths = [None] if width is None else split_list(width, "--width")
+    chosen = [
+        _policy(name, spelled, cache, scope, unit, asked)
+        for name in split_list(policy, "--policy")
+        for spelled in widths
+    ]
+    found = metadata_of(model, metadata, profile)
+    if found is None and profile is None:
+        _check_uncounted(chosen, asked)
+    questions = None if tasks is None else Tasks.load(named_tasks)
+
+    loaded = in_float32(load(model))
+    whole = spec = geometry(loaded, found[1].spec.block if block is None and found else block)
+    if dtype is not None:
+        check_groups(spec, dtype)
+        spec = spec.with_(bits=STORED[dtype])
+    for _, one in chosen:
+        if asked is not None:
+            asked.capacity(spec, one.cache)
+    counts, how, origin = counts_of(spec, found, profile)
+    length, step = _steps(loaded, window, stride, asked)
+    windows = read_windows(loaded.tokenizer, texts, length, step, tokens)
+    check_vocabulary(windows, loaded.model.config, model)
+
+    rows: list[Row] = []
+    for spelled, one in [("full", _full(scope, unit)), *chosen]:
+        if len(rows) == 1 and dtype is not None:
+            loaded = in_groups(loaded, dtype)
+        with progress_of(f"{loaded.name}, {one.name} {spelled}: tokens") as update:
+            quality = measured(
+                loaded,
+                windows,
+                one,
+                counts,
+                spec=spec if rows else whole,
+                renormalize=renormalize,
+                budget=asked,
+                reference=rows[0].quality.scores if rows else None,
+                origin=origin,
+                tasks=questions,
+                batch=batch,
+                seed=seed,
+                progress=update,
+            )
+        rows.append(Row(spelled, quality))
+    _write(json, to_json([row.quality for row in rows]))
+    lines = [
+        *title(rows[-1].quality, spec, windows, how),
+        "",
+        *tables(rows),
+        "",
+        *notes(rows, spec),
+        *cautions(windows, found),
+    ]
+    print("\n".join(lines), file=sys.stderr if json == STDOUT else sys.stdout)
+
+
+def _policy(
+    name: str,
+    width: str | None,
+    cache: str | None,
+    scope: str,
+    unit: str | None,
+    budget: Budget | None,
+) -> tuple[str, Policy]:
+    """(its width as it was spelled, the policy)."""
+    from crisp.policy import NAMED, named
+
+    policy = named(name, width=width, cache=cache, scope=scope, unit=unit)
+    if budget is not None and policy.prefetch.name != "none":
+        raise CrispError(
+            f"--policy {name}: what its prefetch has brought depends on time, which is not "
+            "measured here; with --budget a policy without prefetch was expected"
+        )
+    return NAMED[name].width if width is None else width, policy
+
+
+def _full(scope: str, unit: str | None) -> Policy:
+    """The model as it is, fed like the others that are compared with it."""
+    from crisp.policy import named
+
+    return dataclasses.replace(named("fo", scope=scope, unit=unit), name="full")
+
+
+def _check_uncounted(chosen: list[tuple[str, Policy]], budget: Budget | None) -> None:
+    """Raise CrispError for what needs counts of combinations, of which there are none."""
+    for width, policy in chosen:
+        needs = None
+        if policy.width.counted:
+            needs = f"width {width}"
+        elif budget is not None and policy.cache.profiled:
+            needs = f"cache {policy.cache.name}"
+        if needs:
+            raise CrispError(
+                f"--policy {policy.name}: {needs} needs counts of combinations; give --metadata "
+                "FILE, as crisp prepare writes it, or --profile TRACE, a trace of this model"
+            )
+
+
+def _steps(
+    loaded: Loaded, window: int | None, stride: int | None, budget: Budget | None
+) -> tuple[int, int]:
+    """Window and stride, in tokens."""
+    window = window_length(loaded.model.config, window)
+    if budget is None:
+        return window, max(1, window // 2) if stride is None else stride
+    if stride not in (None, window):
+        raise CrispError(
+            f"--stride {stride}: with --budget every token is fed once, so the stride is the "
+            f"window's {window}"
+        )
+    return window, window
+
+
+def _write(json: str | None, content: str) -> None:
+    if json == STDOUT:
+        sys.stdout.write(content)
+    elif json is not None:
+        with atomic(json) as temporary:
+            temporary.write_text(content, encoding="utf-8")

@@ -1,0 +1,100 @@
+"""``crisp pack``: a model's experts as blocks on disk, which runs on real hardware read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from crisp.model.spec import ModelSpec
+
+_MODEL = "A folder with a transformers checkpoint, prepared or not."
+_SYNTHETIC = "Random weights instead: of a built-in model's geometry, or a config.json's."
+
+
+def pack(
+    out: Annotated[Path, typer.Option(help="A new or an empty folder, for the store.")],
+    model: Annotated[Path | None, typer.Argument(help=_MODEL, show_default=False)] = None,
+    synthetic: Annotated[str | None, typer.Option(metavar="SPEC", help=_SYNTHETIC)] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bf16, fp16, fp32, int8 or int4.  [default: as published]")
+    ] = None,
+    block: Annotated[
+        int | None,
+        typer.Option(help="Neurons of a block.  [default: as prepared, else an eighth of d_ff]"),
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="With --synthetic: the first layers only.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="With --synthetic: of the weights.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --synthetic: say how large, write nothing.")
+    ] = False,
+) -> None:
+    """Write a model's routed experts as a store."""
+    from crisp.cli.output.progress import progress_share
+    from crisp.errors import CrispError
+    from crisp.hw.store.packing import pack as pack_checkpoint
+    from crisp.hw.store.packing import pack_synthetic, stored_as
+
+    if (model is None) == (synthetic is None):
+        found = "neither" if model is None else "both"
+        raise CrispError(f"MODEL, --synthetic: {found} given; one of them was expected")
+    for option, given in (("--layers", layers), ("--seed", seed)):
+        if model is not None and given is not None:
+            raise CrispError(f"{option} {given}: goes with --synthetic, not with a model")
+    if dry_run and model is not None:
+        raise CrispError("--dry-run: goes with --synthetic, not with a model")
+    if synthetic is not None:
+        spec, activation = _geometry(synthetic)
+        spec = spec.first_layers(spec.n_layers if layers is None else layers).with_(block=block)
+    if dry_run:
+        kind, stored = stored_as(spec, dtype, seed or 0)
+        typer.echo(f"{out}: dry run, nothing was written")
+        typer.echo(_told(stored, kind, "random weights"))
+        return
+    with progress_share("packing") as update:
+
+        def progress(done: int, total: int) -> None:
+            update(done / total)
+
+        if model is not None:
+            store = pack_checkpoint(model, out, dtype=dtype, block=block, progress=progress)
+        else:
+            store = pack_synthetic(
+                spec, out, dtype=dtype, activation=activation,
+                seed=seed or 0, progress=progress,
+            )  # fmt: skip
+    weights = "random weights" if store.origin == "synthetic" else "weights"
+    typer.echo(f"{out}: {_told(store.spec, store.dtype, weights)}")
+
+
+def _told(spec: ModelSpec, dtype: str, weights: str) -> str:
+    """What a store holds, in three lines."""
+    from crisp.cli.output.words import counted
+    from crisp.units import show_bytes
+
+    lines = {
+        "experts": f"{spec.n_experts:,} in each of {counted(len(spec.moe_layers), 'MoE layer')}, "
+        f"{show_bytes(spec.expert_bytes)} each",
+        "blocks": f"{spec.n_blocks} an expert, of {spec.block:,} neurons and "
+        f"{spec.block_bytes:,} bytes",
+    }
+    first = f"{spec.name}, {show_bytes(spec.routed_bytes)} of {weights} in {dtype}"
+    return "\n".join([first, *(f"{key:<10}{text}" for key, text in lines.items())])
+
+
+def _geometry(name: str) -> tuple[ModelSpec, str]:
+    """A built-in model or that of a config.json, and its experts' activation."""
+    from crisp.hw.store.packing import activation_of
+    from crisp.model.builtin import CONFIGS
+    from crisp.model.spec import ModelSpec
+
+    spec, path = ModelSpec.named(name), Path(name)
+    if name in CONFIGS:
+        return spec, activation_of(CONFIGS[name], name)
+    path = path / "config.json" if path.is_dir() else path
+    return spec, activation_of(json.loads(path.read_bytes()), str(path))

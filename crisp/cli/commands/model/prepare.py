@@ -1,0 +1,159 @@
+"""``crisp prepare`` and ``crisp refresh``: what is done once, before a model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crisp.cli.options.files import Name, check_outputs
+from crisp.cli.output.progress import progress_of
+from crisp.cli.output.words import counted
+from crisp.prepare.importance import NeuronOrder
+from crisp.prepare.measuring import Report, Request
+from crisp.prepare.roles import read_method
+from crisp.profile.metadata import FILE, Metadata
+
+_MODEL = typer.Argument(help="A folder with a transformers checkpoint.", show_default=False)
+_TEXT = typer.Option("--text", help="A text to calibrate on (UTF-8); several: --text A B C.")
+_MORE = typer.Argument(hidden=True, metavar="TEXT")
+_ROLES = typer.Option(help="How roles are told: weight, local, grouped(passes=8) or exact.")
+_WINDOW = typer.Option(help="Tokens read together.  [default: the model's context, at most 2048]")
+_TOKENS = typer.Option(help="Tokens of all texts together.  [default: all]")
+_LOSSES = typer.Option(
+    "--width-losses",
+    metavar="TOKENS",
+    help="Measure on so many tokens what each width costs, for width solver.  [default: not]",
+)
+_BLOCK = typer.Option(help="Neurons of a block.  [default: an eighth of d_ff, rounded up to 16]")
+
+
+def prepare(
+    model: Annotated[Path, _MODEL],
+    text: Annotated[list[Path], _TEXT],
+    out: Annotated[Path, typer.Option(help="A new folder for the prepared model.")],
+    more: Annotated[list[Path] | None, _MORE] = None,
+    order: Annotated[
+        str, typer.Option(help="importance, output, magnitude, original or random(SEED).")
+    ] = "importance",
+    roles: Annotated[str, _ROLES] = "weight",
+    window: Annotated[int | None, _WINDOW] = None,
+    tokens: Annotated[int | None, _TOKENS] = None,
+    block: Annotated[int | None, _BLOCK] = None,
+    layerwise: Annotated[
+        bool,
+        typer.Option("--layerwise", help="One layer in memory at a time."),
+    ] = False,
+    width_losses: Annotated[int | None, _LOSSES] = None,
+) -> None:
+    """Put a model's neurons in order of importance.
+
+    And count which experts occur together. After a kill the same command goes on.
+    """
+    import crisp.prepare.pipeline as pipeline
+
+    texts, method = [*text, *(more or [])], read_method(roles)
+    asked = Request(
+        texts, method, NeuronOrder.read(order), window, tokens, block, layerwise, width_losses
+    )
+    with _stages() as report:
+        metadata = pipeline.prepare(model, out, asked, report)
+    typer.echo("\n".join([f"{out}: {metadata.spec.name}, prepared", *summary(metadata)]))
+
+
+def refresh(
+    model: Annotated[Path, _MODEL],
+    text: Annotated[list[Path], _TEXT],
+    more: Annotated[list[Path] | None, _MORE] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The new metadata.  [default: in place of the model's]"),
+    ] = None,
+    roles: Annotated[
+        str | None, typer.Option(help="As in crisp prepare.  [default: as they were told]")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(help="Tokens read together.  [default: as it was]")
+    ] = None,
+    tokens: Annotated[int | None, _TOKENS] = None,
+    width_losses: Annotated[int | None, _LOSSES] = None,
+) -> None:
+    """Count anew for a prepared model, from other text.
+
+    Its weights stay as they are.
+    """
+    import crisp.prepare.pipeline as pipeline
+
+    texts = [*text, *(more or [])]
+    inputs: list[tuple[str, Name]] = [("--text", one) for one in texts]
+    if out is not None:
+        inputs.append(("MODEL", model))
+    target = str(model / FILE) if out is None else out
+    check_outputs({"--out": target}, inputs, stdout=False)
+    before = pipeline.prepared(model)
+    asked = Request(
+        texts,
+        read_method(before.provenance["roles"]["method"] if roles is None else roles),
+        NeuronOrder.read(before.order),
+        before.provenance["window"] if window is None else window,
+        tokens,
+        before.spec.block,
+        width_losses=width_losses,
+    )
+    with _stages() as report:
+        metadata = pipeline.refresh(model, asked, report)
+    metadata.save(target)
+    typer.echo("\n".join([f"{target}: of {metadata.spec.name}, refreshed", *summary(metadata)]))
+
+
+def summary(metadata: Metadata) -> list[str]:
+    """What was found out, a line each."""
+    found = metadata.provenance
+    unreached = found["unreached"]
+    lines = {
+        "text": f"{counted(found['tokens'], 'token')} of {counted(len(found['texts']), 'text')}, "
+        f"{found['window']:,} at a time",
+        "neurons": f"by {metadata.order}; blocks of {metadata.spec.block}, "
+        f"{counted(metadata.spec.n_blocks, 'block')} an expert",
+        "pairs": f"{counted(found['roles']['pairs'], 'combination')} seen; {metadata.roles_told}",
+    }
+    if "width_losses" in found:
+        losses = found["width_losses"]
+        lines["widths"] = (
+            f"losses at {counted(len(losses['widths']), 'width')}, on "
+            f"{counted(losses['tokens'], 'token')}"
+        )
+    if unreached:
+        named = ", ".join(f"{layer}.{expert}" for layer, expert in unreached[:6])
+        more = ", ..." if len(unreached) > 6 else ""
+        ordered = "" if found.get("refreshed") else ", ordered by magnitude"
+        lines["unreached"] = (
+            f"{counted(len(unreached), 'expert')} saw no token{ordered} "
+            f"(layer.expert): {named}{more}"
+        )
+    if "seconds" in found:
+        parts = [f"{stage} {seconds:,.1f} s" for stage, seconds in found["seconds"].items()]
+        lines["times"] = ", ".join(parts)
+    return [f"{key:<10}{text}" for key, text in lines.items()]
+
+
+@contextmanager
+def _stages() -> Iterator[Report]:
+    """A bar for the stage that runs."""
+    with ExitStack() as stack:
+        current: list[str] = []
+        update = None
+
+        def report(stage: str, done: int, total: int) -> None:
+            nonlocal update
+            if current != [stage]:
+                stack.close()
+                current[:] = [stage]
+                update = stack.enter_context(progress_of(stage))
+            assert update is not None
+            update(done, total)
+
+        yield report

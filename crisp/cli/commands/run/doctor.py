@@ -1,0 +1,250 @@
+"""``crisp doctor``: what this machine offers, and what can be done about what it lacks."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crisp.cli.options import flags
+from crisp.cli.output.findings import Finding, lines
+
+if TYPE_CHECKING:
+    from crisp.hardware.energy import Probe
+
+EXTRAS = {  # module -> package, of each extra in pyproject.toml
+    "hf": {
+        "torch": "torch",
+        "transformers": "transformers",
+        "tokenizers": "tokenizers",
+        "xxhash": "xxhash",
+    },
+    "eval": {"lm_eval": "lm-eval", "accelerate": "accelerate"},
+    "gpu": {
+        "torch": "torch",
+        "triton": "triton",
+        "pynvml": "nvidia-ml-py",
+        "xxhash": "xxhash",
+    },
+    "jetson": {"jtop": "jetson-stats"},
+}
+_DOES = {  # each device of crisp.hw.devices.options.DEVICES
+    "cpu": "experts from disk into memory",
+    "cuda": "experts from memory to a GPU",
+    "unified": "experts in memory that a GPU shares",
+}
+_BUILDS = {  # what each needs, where it is not there
+    "cpu": "pip install '.[hf]' in the checkout",
+    "cuda": "pip install '.[gpu]' in the checkout",
+    "unified": "a Jetson needs builds of its own: docs/jetson-orin.md",
+}
+
+
+def doctor(
+    folder: Annotated[
+        Path, typer.Option("--dir", metavar="DIR", help="Where a store would be: its disk.")
+    ] = Path(),
+    store: Annotated[
+        Path | None,
+        typer.Option(metavar="STORE", help="Read this store, in place of a temporary file."),
+    ] = None,
+    json: Annotated[str | None, flags.file("The same, as JSON")] = None,
+) -> None:
+    """Say what this machine offers, and what to do about what it lacks."""
+    import sys
+    from json import dumps
+
+    from crisp.cli.options.files import STDOUT, check_outputs
+    from crisp.cli.output.progress import progress_share
+    from crisp.errors import CrispError
+    from crisp.files import atomic
+    from crisp.hw.store.reader import Store
+
+    check_outputs({"--json": json}, [("--store", store)])
+    if not folder.is_dir():
+        raise CrispError(f"--dir {folder}: is no folder")
+    first = None if store is None else Store.open(store).files[0]
+    with progress_share("reading") as update:
+        found = list(findings(folder if first is None else first.parent, first, update))
+    people = sys.stderr if json == STDOUT else sys.stdout
+    print("\n".join(lines(found)), file=people)
+    if json is not None:
+        text = dumps([finding.to_dict() for finding in found], indent=1) + "\n"
+        if json == STDOUT:
+            sys.stdout.write(text)
+        else:
+            with atomic(json) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+
+
+def findings(
+    folder: Path, file: Path | None, progress: Callable[[float], None]
+) -> Iterator[Finding]:
+    """Everything, one after the other; file: that is read, None: a temporary one in ``folder``."""
+    from crisp.cli.output.gpus import gpus
+    from crisp.hw.telemetry import meters
+
+    yield Finding("python", True, f"{platform.python_version()}, {platform.system()}")
+    yield _processor()
+    yield _memory()
+    seen = gpus() if find_spec("torch") is not None else []
+    yield from seen
+    probes = {meter.name: meter.probe() for meter in meters()}  # once: a mute one takes its time
+    yield from _devices(any(one.ok for one in seen), probes)
+    yield _direct(folder)
+    yield _early(folder)
+    yield _reading(folder, file, progress)
+    yield from _meters(probes)
+    yield from _extras()
+
+
+def _processor() -> Finding:
+    from crisp.hw.calibration.tables import processor
+
+    usable = len(os.sched_getaffinity(0))
+    return Finding(
+        "cpu",
+        True,
+        f"{processor()}, {usable} of {os.cpu_count()} cores may be used",
+        values={"cores": usable},
+    )
+
+
+def _memory() -> Finding:
+    from crisp.hw.memory import available, group_limit
+    from crisp.units import show_bytes
+
+    free, limit = available(), group_limit()
+    values = {"available_bytes": free, "limit_bytes": limit}
+    if free is None:
+        why = "nobody says how much can be had (no /proc/meminfo)"
+        return Finding("memory", False, why, "leave room for everything else by hand", values)
+    own = "no limit of its memory group"
+    if limit is not None:
+        own = f"its memory group may have {show_bytes(limit)}"
+    return Finding("memory", True, f"{show_bytes(free)} can be had; {own}", values=values)
+
+
+def _devices(gpu: bool, probes: Mapping[str, Probe]) -> Iterator[Finding]:
+    """What each device needs, and whose joules its runs would have; gpu: whether there is one."""
+    from crisp.hw.devices.options import DEVICES
+    from crisp.hw.telemetry import chosen
+
+    for name in DEVICES:
+        missing = [
+            module
+            for module in (("torch",) if name == "cpu" else ("torch", "triton"))
+            if find_spec(module) is None
+        ]
+        needs = [*missing, *(["a GPU"] if name != "cpu" and not gpu else [])]
+        meter = chosen(name)
+        probe = probes.get(meter.name) or meter.probe()
+        dark = "" if probe.reason is None else ", which cannot be read"
+        found = f"{_DOES[name]}; joules by {meter.name}{dark}"
+        remedy = None
+        if needs:
+            found = f"needs {' and '.join(needs)}"
+            remedy = _BUILDS[name] if missing else "torch must see it: see gpu"
+        yield Finding(f"device {name}", not needs, found, remedy, {"meter": meter.name})
+
+
+def _direct(folder: Path) -> Finding:
+    from crisp.hw.store.disk import why_not_direct
+
+    values: dict[str, Any] = {"folder": str(folder.resolve())}
+    try:
+        why = why_not_direct(folder)
+    except OSError as error:
+        return _no_file("O_DIRECT", folder, error, values)
+    if why is None:
+        return Finding("O_DIRECT", True, f"works in {folder.resolve()}", values=values)
+    remedy = "--dir on a disk with ext4 or xfs, say; elsewhere reads pass through the page cache"
+    return Finding("O_DIRECT", False, f"{folder.resolve()}: {why}", remedy, values)
+
+
+def _early(folder: Path) -> Finding:
+    """Whether reads begin before the reading thread is at them."""
+    from crisp.hw.store.disk import asynchronous
+
+    what, place = "asynchronous reads", folder.resolve()
+    try:
+        works = asynchronous(folder)
+    except OSError as error:
+        return _no_file(what, folder, error, {})
+    if works:
+        return Finding(what, True, f"begin in {place} where they are decided on")
+    remedy = "O_DIRECT must work, io_setup and io_submit be allowed, fs.aio-max-nr not be used up"
+    return Finding(what, False, f"{place}: not to be had; the reading thread begins them", remedy)
+
+
+def _reading(folder: Path, file: Path | None, progress: Callable[[float], None]) -> Finding:
+    from contextlib import nullcontext
+
+    from crisp.hw.store.disk import FILE_BYTES, read_speed, temporary
+    from crisp.units import show_bytes
+
+    source: AbstractContextManager[Path] = nullcontext(file) if file else temporary(
+        folder, FILE_BYTES, lambda share: progress(share / 2)
+    )  # fmt: skip
+    try:
+        with source as path:
+            speed = read_speed(path, progress=lambda share: progress((1 + share) / 2))
+    except OSError as error:
+        return _no_file("read speed", folder, error, {"bytes_per_second": None})
+    how = "by O_DIRECT" if speed.direct else "through the page cache"
+    what = file or f"a temporary file of {show_bytes(FILE_BYTES)}"
+    return Finding(
+        "read speed",
+        True,
+        f"{show_bytes(speed.bytes_per_second)}/s {how}, {show_bytes(speed.read_bytes)} at a time, "
+        f"from {what}",
+        values={
+            "bytes_per_second": round(speed.bytes_per_second),
+            "read_bytes": speed.read_bytes,
+            "direct": speed.direct,
+        },
+    )
+
+
+def _no_file(what: str, folder: Path, error: OSError, values: dict[str, Any]) -> Finding:
+    remedy = "--dir with a folder that may be written and has 300 MB to spare"
+    return Finding(what, False, f"{folder.resolve()}: {error.strerror or error}", remedy, values)
+
+
+def _meters(probes: Mapping[str, Probe]) -> Iterator[Finding]:
+    for name, probe in probes.items():
+        found = probe.reason or f"readable: {probe.source}"
+        yield Finding(f"meter {name}", probe.reason is None, found, probe.remedy)
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, modules in EXTRAS.items():
+        missing = [package for module, package in modules.items() if find_spec(module) is None]
+        there = [
+            f"{package} {_version(package)}"
+            for package in modules.values()
+            if package not in missing
+        ]
+        found = "; ".join(
+            [*([", ".join(there)] if there else []), *(f"{name} is missing" for name in missing)]
+        )
+        remedy = _install(extra) if missing else None
+        yield Finding(f"extra {extra}", not missing, found, remedy, {"missing": missing})
+
+
+def _install(extra: str) -> str:
+    return f"pip install '.[{extra}]' in the checkout"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # importable, but installed by hand
+        return "of unknown version"

@@ -1,0 +1,221 @@
+"""``crisp generate``: a real model writes, with its experts loaded from a store."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from crisp.cli.options import flags
+
+if TYPE_CHECKING:
+    from crisp.hw.store.reader import Store
+    from crisp.profile.metadata import Metadata
+    from crisp.run.result import Run
+
+
+def generate(
+    model: Annotated[Path, typer.Argument(help="A folder with a transformers checkpoint.")],
+    store: flags.StoreFolder,
+    policy: Annotated[str, typer.Option(help=flags.POLICIES)],
+    budget: Annotated[str, typer.Option(help="Memory for routed experts: 10%, .1 or 4GB.")],
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="What is continued, greedily.")],
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 128,
+    device: flags.Device = "cpu",
+    threads: flags.Threads = 1,
+    link_limit: flags.LinkLimit = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Check all weights in MODEL, and every block against its hash."
+        ),
+    ] = False,
+    host_limit: flags.HostLimit = None,
+    loads_from: flags.LoadsFrom = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="A machine's profile, for order johnson and modelled energy.")
+    ] = None,
+    modelled_energy: flags.ModelledEnergy = False,
+    energy_within: flags.EnergyWithin = None,
+    energy_repeats: flags.EnergyRepeats = None,
+    metadata: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What crisp prepare found out.  [default: crisp.safetensors beside the model]",
+        ),
+    ] = None,
+    width: flags.Width = None,
+    order: flags.Order = None,
+    cache: flags.Cache = None,
+    scope: flags.Scope = "layer",
+    unit: flags.Unit = None,
+    granularity: flags.Granularity = "expert",
+    prefetch: flags.Prefetch = None,
+    chunk: flags.Chunk = 512,
+    seed: flags.Seed = 0,
+    json: Annotated[str | None, flags.file("The run")] = None,
+    timeline: flags.Timeline = None,
+    perfetto: flags.Perfetto = None,
+    record: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The routing that was run, as a trace to simulate."),
+    ] = None,
+    dry_run: flags.DryRun = False,
+) -> None:
+    """Let a model write, with its routed experts loaded from a store as they are needed."""
+    from crisp.cli.options.devices import device_options, rehearsed
+    from crisp.cli.options.files import check_no_folder, check_outputs
+    from crisp.cli.output.progress import progress_share
+    from crisp.cli.output.run_files import Outputs, title
+    from crisp.hw.model.generate import Generated, check, fresh_case
+    from crisp.hw.model.generate import generate as run
+    from crisp.hw.model.resident import open_resident, same_geometry
+    from crisp.hw.store.reader import Store
+    from crisp.hw.telemetry import chosen as meter_of
+    from crisp.hw.telemetry.metering import power_model
+    from crisp.policy import Budget, named
+    from crisp.run.case import Conditions
+    from crisp.run.repeats import Rule, repeat_run
+    from crisp.run.timeline import Sink
+    from crisp.sim.hardware import profile as hardware_profile
+
+    outputs = Outputs(json, timeline, perfetto)
+    check_no_folder("--metadata", metadata)
+    inputs = [
+        ("MODEL", model),
+        ("--store", store),
+        ("--metadata", metadata),
+        ("--hardware", hardware),
+    ]
+    outputs.check(1, inputs)
+    check_outputs({"--record": record}, inputs, stdout=False)
+    files = {f"--{option}": name for option, name in vars(outputs).items()}
+    check_outputs({**files, "--record": record}, inputs)
+    asked = Budget.parse(budget)
+    rule = Rule.parse(energy_within, energy_repeats)
+    options = device_options(
+        device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
+        loads_from=loads_from,
+    )  # fmt: skip
+    conditions = Conditions(granularity, "all", 1, chunk, seed)
+    chosen = named(
+        policy, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch,
+        seed=seed,
+    )  # fmt: skip
+    machine = None if hardware is None else hardware_profile(hardware)
+    power_model(machine, modelled_energy)  # else it would be missed after loading
+    opened = Store.open(store)
+    asked.capacity(opened.spec, chosen.cache)
+    found = _metadata(model, metadata, opened)
+    counts = None if found is None else found[1].profile()
+    check(chosen, counts, machine, max_new_tokens)
+    told = title(chosen, asked, f"{options}, experts from {store}", opened.spec, conditions)
+    power = None if machine is None else machine.power
+    if dry_run:
+        same_geometry(model, opened)
+        print(rehearsed([(told, fresh_case(opened, chosen, asked, counts, None, conditions))]))
+        return
+    with progress_share("loading") as update:
+        resident = open_resident(
+            model, opened, device=options.torch_device, verify=verify,
+            progress=lambda done, total: update(done / max(1, total)),
+        )  # fmt: skip
+    people = sys.stderr if outputs.to_stdout else sys.stdout
+
+    def once(
+        sinks: Sequence[Sink] = (), on_text: Callable[[str], None] = lambda text: None
+    ) -> Generated:
+        return run(
+            resident,
+            chosen,
+            asked,
+            options,
+            prompt,
+            max_new_tokens,
+            profile=counts,
+            split=None if found is None else f"profile: {found[0].name}; run: all rows",
+            conditions=conditions,
+            hardware=machine,
+            meter=meter_of(device),
+            modelled_energy=modelled_energy,
+            sinks=sinks,
+            on_text=on_text,
+        )
+
+    with outputs.sinks(told, opened.spec, power, "its own") as sinks, _told(people) as tell:
+        made = once(sinks, tell)
+    if record is not None:
+        made.trace.save(record)
+    with progress_share("writing it again, for its joules"):
+        repeated, interrupt = repeat_run(made.run, lambda: once().run, rule)
+    outputs.write_runs([repeated])
+    print(f"\n{summary(repeated, len(made.tokens))}", file=people)
+    if interrupt is not None:
+        raise interrupt  # what was measured until then has been told
+
+
+@contextmanager
+def _told(people: TextIO) -> Iterator[Callable[[str], None]]:
+    """Prints a text piece by piece; whatever ends it, what comes next has a new line."""
+    begun = False
+
+    def tell(text: str) -> None:
+        nonlocal begun
+        begun = True
+        print(text, end="", file=people, flush=True)
+
+    try:
+        yield tell
+    finally:
+        if begun:
+            print(file=people, flush=True)
+
+
+def summary(run: Run, tokens: int) -> str:
+    """What came of it, in a line or two."""
+    from crisp.cli.output.columns import DASH, numbers
+    from crisp.cli.output.joules import per_token, source
+    from crisp.cli.output.words import counted
+
+    metrics, why = run.metrics, run.unavailable
+
+    def shown(metric: str, unit: str, factor: float = 1.0) -> str:
+        value = metrics[metric]
+        number = DASH if value is None else numbers([value * factor])[0]
+        return f"{number} {unit}"
+
+    parts = [
+        f"{counted(tokens, 'token')} ({metrics['tokens']:,} with the prompt)",
+        shown("tokens_per_second", "tokens/s"),
+        shown("ttft_ms", "ms to the first"),
+        shown("bytes_per_token", "MB/token", 1e-6),
+        shown("hit_rate", "% hits", 100),
+        shown("energy_j_per_token", "J/token"),
+    ]
+    setting = f"{run.settings['policy']['name']} at {run.settings['budget']['asked']}"
+    lines = [f"{setting}: {', '.join(parts)}"]
+    missing = {"tokens_per_second": "tokens/s", "hit_rate": "hits", "energy_j_per_token": "J/token"}
+    lines += [f"{head} {DASH}: {why[metric]}" for metric, head in missing.items() if metric in why]
+    if metrics["energy_j_per_token"] is not None:
+        first, *more = per_token(run)
+        lines += [f"energy {source(run)}: {first}", *more]
+    return "\n".join(lines)
+
+
+def _metadata(model: Path, file: Path | None, store: Store) -> tuple[Path, Metadata] | None:
+    """What was asked for or lies beside the model; it must belong to the store's weights."""
+    from crisp.profile.metadata import FILE, Metadata
+
+    beside = model / FILE
+    file = file or (beside if beside.is_file() else None)
+    if file is None:
+        return None
+    found = Metadata.load(file)
+    if store.weights is not None:
+        found.check_weights(store.weights, str(store.path))
+    return file, found

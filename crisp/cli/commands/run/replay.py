@@ -1,0 +1,140 @@
+"""``crisp replay``: run a trace's routing with real loads and computations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from crisp.cli.options import flags
+
+
+def replay(
+    trace: flags.Trace,
+    store: flags.StoreFolder,
+    policy: Annotated[str, typer.Option(help=f"{flags.POLICIES} {flags.LISTS}")],
+    budget: Annotated[
+        str, typer.Option(help="Memory for routed experts: 10%, .1 or 4GB. A list gives a table.")
+    ],
+    device: flags.Device = "cpu",
+    threads: flags.Threads = 1,
+    link_limit: flags.LinkLimit = None,
+    verify: flags.Verify = False,
+    host_limit: flags.HostLimit = None,
+    loads_from: flags.LoadsFrom = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="A machine's profile, for order johnson and modelled energy.")
+    ] = None,
+    modelled_energy: flags.ModelledEnergy = False,
+    energy_within: flags.EnergyWithin = None,
+    energy_repeats: flags.EnergyRepeats = None,
+    profile: flags.ProfileTrace = None,
+    metadata: flags.MetadataFile = None,
+    width: flags.Width = None,
+    order: flags.Order = None,
+    cache: flags.Cache = None,
+    scope: flags.Scope = "layer",
+    unit: flags.Unit = None,
+    granularity: flags.Granularity = "expert",
+    prefetch: flags.Prefetch = None,
+    phase: flags.Phase = "decode",
+    batch: flags.Batch = 1,
+    chunk: flags.Chunk = 512,
+    top_k: flags.TopK = None,
+    layers: flags.Layers = None,
+    seed: flags.Seed = 0,
+    limit: flags.Limit = None,
+    json: Annotated[str | None, flags.file("The run, or the list of runs")] = None,
+    timeline: flags.Timeline = None,
+    perfetto: flags.Perfetto = None,
+    plot: flags.Plot = None,
+    dry_run: flags.DryRun = False,
+) -> None:
+    """Run a trace's routing on this machine, with experts loaded from a store."""
+    from crisp.cli.options.devices import device_options, rehearsed
+    from crisp.cli.options.files import check_no_folder
+    from crisp.cli.options.lists import split_list
+    from crisp.cli.output.progress import progress
+    from crisp.cli.output.run_files import Outputs
+    from crisp.cli.output.run_tables import report
+    from crisp.cli.setup import prepare
+    from crisp.hw.replay import replay as run
+    from crisp.hw.store.reader import Store
+    from crisp.hw.telemetry import chosen as meter_of
+    from crisp.hw.telemetry.metering import power_model
+    from crisp.policy import Budget
+    from crisp.run.case import Case, Conditions
+    from crisp.run.repeats import Rule, repeat_run
+    from crisp.run.result import Run
+    from crisp.run.timeline import Sink
+    from crisp.trace.bundled import resolve
+
+    policies, budgets = split_list(policy, "--policy"), split_list(budget, "--budget")
+    outputs = Outputs(json, timeline, perfetto, plot)
+    check_no_folder("--metadata", metadata)
+    inputs = [
+        ("TRACE", resolve(trace)),
+        ("--store", store),
+        ("--profile", None if profile is None else resolve(profile)),
+        ("--metadata", metadata),
+        ("--hardware", hardware),
+    ]
+    outputs.check(len(policies) * len(budgets), inputs)
+    asked = [Budget.parse(text) for text in budgets]
+    rule = Rule.parse(energy_within, energy_repeats)
+    options = device_options(
+        device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
+        loads_from=loads_from,
+    )  # fmt: skip
+    opened = Store.open(store)
+    setup = prepare(
+        trace,
+        model=str(store),
+        hardware=hardware,
+        machine=f"{options}, experts from {store}",
+        conditions=Conditions(granularity, phase, batch, chunk, seed, limit),
+        profile=profile,
+        metadata=metadata,
+        block=opened.spec.block,
+        top_k=top_k,
+        layers=layers,
+    )
+    chosen = setup.policies(
+        policies, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch
+    )
+    power_model(setup.hardware, modelled_energy)  # else it would be missed after the first run
+    cells = [setup.cell(one, share) for one in chosen for share in asked]
+    if dry_run:
+        every = ((cell.title, cell.case(setup.routing)) for cell in cells)
+        print("\n".join([*setup.title(), rehearsed(every)]))
+        return
+    runs: list[Run] = []
+    interrupt = None
+    for cell in cells:  # one after the other: they would disturb each other's times
+        case = cell.case(setup.routing)
+
+        def once(sinks: Sequence[Sink] = (), case: Case = case) -> Run:
+            with progress("tokens", setup.rows()) as advance:
+                return run(
+                    case,
+                    opened,
+                    options,
+                    hardware=setup.hardware,
+                    meter=meter_of(device),
+                    modelled_energy=modelled_energy,
+                    sinks=sinks,
+                    progress=advance,
+                )
+
+        with outputs.sinks(cell.title, setup.spec, cell.power, setup.name) as sinks:
+            first = once(sinks)
+        repeated, interrupt = repeat_run(first, once, rule)
+        runs.append(repeated)
+        if interrupt is not None:
+            break
+    outputs.write_runs(runs)
+    print(report(setup, runs), file=sys.stderr if outputs.to_stdout else sys.stdout)
+    if interrupt is not None:
+        raise interrupt  # what was measured until then has been told

@@ -1,0 +1,1 @@
+"""Machines: their published or measured numbers, what operations cost on them, and joules."""

@@ -1,0 +1,153 @@
+"""The cost protocol: bytes, blocks and rows -> nanoseconds, and bytes moved on a shared memory.
+
+Every time is computed exactly (fractions) and rounded once, half up, to whole nanoseconds, so that
+it can be reproduced by hand. Sizes in bytes count a block's stride in the store, padding included;
+only arithmetic goes by neurons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+from crisp.model.spec import ModelSpec
+
+
+class CostModel(Protocol):
+    """What one activity costs when it runs alone. Times in ns, sizes in bytes."""
+
+    @property
+    def memory_bandwidth(self) -> float | None:
+        """Bytes per second that link and compute share; None where they share nothing."""
+
+    def load(self, n_bytes: int) -> int:
+        """One request of `n_bytes` on the link."""
+
+    def compute(self, first: int, last: int, row_neurons: int) -> int:
+        """Blocks [first, last) of one task.
+
+        `row_neurons` is the sum, over the task's rows, of the neurons of these blocks that the row
+        executes. The launch is paid by block 0.
+        """
+
+    def layer(self, layer: int, rows: int) -> int:
+        """Everything of a layer but its routed experts, for `rows` tokens.
+
+        That is attention and router, shared experts, or the dense FFN of a layer that is not MoE.
+        """
+
+    def load_traffic(self, n_bytes: int) -> int:
+        """Bytes a load moves on the shared memory; 0 where nothing is shared."""
+
+    def compute_traffic(self, first: int, last: int) -> int:
+        """Bytes a computation of blocks [first, last) reads from the shared memory."""
+
+    def layer_traffic(self, layer: int) -> int:
+        """Bytes `layer` reads from the shared memory."""
+
+    def io_bound(self, n_bytes: int) -> float:
+        """Time of `n_bytes` at the link's full bandwidth, without latency."""
+
+
+@dataclass(frozen=True)
+class AnalyticCost:
+    """From rates. Times in ns, bandwidths in bytes/ns (= GB/s), `rate` in FLOP/ns.
+
+    load    = latency + bytes / link
+    compute = launch (block 0) + max(bytes / memory, row_neurons * 2 * matrices * d_model / rate)
+    layer   = launch + max(dense bytes / memory, rows * 2 * dense parameters / rate)
+
+    The maximum is the roofline: an expert's weights stream from memory while they are used.
+    """
+
+    spec: ModelSpec
+    link: Fraction | None  # None: weights are mapped, there is nothing to load
+    latency: Fraction
+    rate: Fraction
+    launch: Fraction
+    memory: Fraction
+    shared: bool  # link and compute share `memory`
+    copies: int  # times a loaded byte crosses the shared memory: read + write, or write only
+
+    @property
+    def memory_bandwidth(self) -> float | None:
+        return float(self.memory * 10**9) if self.shared else None
+
+    def load(self, n_bytes: int) -> int:
+        return 0 if self.link is None else half_up(self.latency + n_bytes / self.link)
+
+    def compute(self, first: int, last: int, row_neurons: int) -> int:
+        stream = (last - first) * self.spec.block_bytes / self.memory
+        flops = 2 * self.spec.matrices * self.spec.d_model * row_neurons
+        return half_up((self.launch if first == 0 else 0) + max(stream, flops / self.rate))
+
+    def layer(self, layer: int, rows: int) -> int:
+        stream = self._dense_bytes(layer) / self.memory
+        flops = 2 * self.spec.dense_params[layer] * rows
+        return half_up(self.launch + max(stream, flops / self.rate))
+
+    def load_traffic(self, n_bytes: int) -> int:
+        return self.copies * n_bytes if self.shared and self.link is not None else 0
+
+    def compute_traffic(self, first: int, last: int) -> int:
+        return (last - first) * self.spec.block_bytes if self.shared else 0
+
+    def layer_traffic(self, layer: int) -> int:
+        return self._dense_bytes(layer) if self.shared else 0
+
+    def io_bound(self, n_bytes: int) -> float:
+        return 0.0 if self.link is None else float(n_bytes / self.link)
+
+    def _dense_bytes(self, layer: int) -> int:
+        return -(-self.spec.dense_params[layer] * self.spec.dtype_bits // 8)
+
+
+class Apart:
+    """Of a cost model whose link and compute share no memory."""
+
+    memory_bandwidth = None
+
+    def load_traffic(self, n_bytes: int) -> int:
+        return 0
+
+    def compute_traffic(self, first: int, last: int) -> int:
+        return 0
+
+    def layer_traffic(self, layer: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class TableCost(Apart):
+    """From the measured times, in ns, of one whole expert and of one layer.
+
+    Loading is linear in bytes, computing in blocks; the number of rows is ignored (the paper's
+    Table 1 and Figure 5 are for one token).
+    """
+
+    spec: ModelSpec
+    expert_load: Fraction
+    expert_compute: Fraction
+    layer_time: Fraction
+
+    def load(self, n_bytes: int) -> int:
+        return half_up(self.expert_load * n_bytes / self.spec.expert_bytes)
+
+    def compute(self, first: int, last: int, row_neurons: int) -> int:
+        return half_up(self.expert_compute * (last - first) / self.spec.n_blocks)
+
+    def layer(self, layer: int, rows: int) -> int:
+        return half_up(self.layer_time)
+
+    def io_bound(self, n_bytes: int) -> float:
+        return float(self.expert_load * n_bytes / self.spec.expert_bytes)
+
+
+def half_up(x: Fraction) -> int:
+    """The nearest whole number; halves go up.
+
+    >>> half_up(Fraction(5, 2)), half_up(Fraction(7, 3))
+    (3, 2)
+    """
+    return (2 * x.numerator + x.denominator) // (2 * x.denominator)

@@ -1,0 +1,128 @@
+"""Energy: joules that always say where they come from. What cannot be read is never 0 J.
+
+A meter is whatever counts or samples what a machine draws; this module knows none of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from crisp.hardware.profile import HardwareProfile
+
+
+@dataclass(frozen=True)
+class States:
+    """How long each combination of busy streams lasted, in ns."""
+
+    idle: int
+    link: int
+    compute: int
+    both: int
+
+    @property
+    def total(self) -> int:
+        """The whole run."""
+        return self.idle + self.link + self.compute + self.both
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Joules of a run: gross, and above what the idle machine would have drawn in that time."""
+
+    gross_j: float
+    net_j: float | None  # None: what the idle machine draws was not measured
+    method: str
+    source: str
+    samples: int | None = None  # this and what follows: of a measurement
+    window_ns: int | None = None
+    uncertainty_j: float | None = None  # of gross_j
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a meter returns: joules between start and stop, or the reason why there are none."""
+
+    joules: float | None
+    reason: str | None
+    source: str  # what was read, such as the counters' names
+    method: str  # how
+    samples: int
+    window_ns: int  # from the first sample to the last
+    uncertainty_j: float | None = None  # None: unknown
+
+    def __post_init__(self) -> None:
+        if (self.joules is None) == (self.reason is None):
+            raise ValueError("a reading has either joules or a reason")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Whether a meter can be read here."""
+
+    source: str  # what would be read
+    reason: str | None = None  # why it cannot be; None: it can
+    remedy: str | None = None  # what the user can do about it
+
+
+class Meter(Protocol):
+    """Something that reads energy. One that cannot be read says so in its reading, and raises
+    nothing.
+    """
+
+    @property
+    def name(self) -> str:
+        """``RAPL``, say."""
+
+    def probe(self) -> Probe:
+        """Whether it can be read now."""
+
+    def start(self) -> None:
+        """Begin a window. Windows follow each other, as many as one likes."""
+
+    def stop(self) -> Reading:
+        """End the window that was begun; nothing of it goes on."""
+
+
+def modelled(hardware: HardwareProfile, states: States) -> Energy | str:
+    """Energy from the profile's power in each state; the reason, if it has no power figures."""
+    power = hardware.power
+    if power is None:
+        return hardware.no_power or f"{hardware.name} has no power figures"
+    watts_ns = (
+        power.idle * states.idle
+        + power.link * states.link
+        + power.compute * states.compute
+        + power.both * states.both
+    )
+    idle = power.idle * states.total
+    return Energy(
+        gross_j=watts_ns / 1e9,
+        net_j=(watts_ns - idle) / 1e9,
+        method="modelled: power of each state of the streams times its duration",
+        source=f"hardware profile {hardware.name}",
+    )
+
+
+def measured(run: Reading, idle: Reading | None) -> Energy | str:
+    """Energy from a meter's reading of a run; the reason, if it has no joules.
+
+    idle: a reading of the same machine doing nothing. Its watts over the run's window are taken off
+    for the net, which may come out below 0 where the run draws hardly more.
+    """
+    if run.joules is None:
+        return run.reason or ""
+    net, method = None, f"measured: {run.method}"
+    if idle is not None and idle.joules is not None and idle.window_ns > 0:
+        net = run.joules - idle.joules * run.window_ns / idle.window_ns
+        watts, seconds = idle.joules / idle.window_ns * 1e9, idle.window_ns / 1e9
+        method += f"; idle: {watts:.4g} W over {seconds:.3g} s before"
+    return Energy(
+        gross_j=run.joules,
+        net_j=net,
+        method=method,
+        source=run.source,
+        samples=run.samples,
+        window_ns=run.window_ns,
+        uncertainty_j=run.uncertainty_j,
+    )

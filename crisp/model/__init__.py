@@ -1,0 +1,1 @@
+"""The geometry of a Mixture-of-Experts model: layers, experts, sizes in bytes."""

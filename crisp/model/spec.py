@@ -1,0 +1,253 @@
+"""ModelSpec: the geometry of an MoE, and the bytes of an expert at a width."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from crisp.errors import CrispError, nearest
+from crisp.model.builtin import CONFIGS
+from crisp.model.config import read_geometry
+
+PAGE = 4096  # bytes; a block's stride is a multiple, so that O_DIRECT and DMA work
+STORE_INDEX = "store.json"  # what an expert store's folder holds beside its layers
+BIAS_BITS = 16  # of a per-neuron bias in the store, at least: biases are not quantised
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Layers, experts and bytes of one model. All counts are whole, all sizes exact.
+
+    `bits` is the average over the routed experts' stored weights, group scales included;
+    `dtype_bits` is for everything else. A *block* is `block` neurons of one expert (a row of the
+    gate, a row of the up and a column of the down matrix each), the unit of storage, loading and
+    of any width; the last block of an expert may be shorter but takes as many bytes.
+    """
+
+    name: str
+    n_layers: int
+    moe_layers: tuple[int, ...]
+    n_experts: int  # routed experts of a MoE layer
+    top_k: int
+    d_model: int
+    d_ff: int  # neurons of one routed expert
+    dtype_bits: int
+    bits: Fraction
+    matrices: int  # of one expert: 3 with a gate, 2 without
+    biases: bool  # per-neuron biases of gate and up
+    dense_params: tuple[int, ...]  # per layer: what a token reads outside the routed experts
+    block: int
+    config_hash: str | None  # sha256 over the geometry of the config; None where there was none
+
+    def __post_init__(self) -> None:
+        def must(good: bool, key: str, expected: str) -> None:
+            if not good:
+                found = getattr(self, key)
+                raise CrispError(f"model {self.name}: {key} is {found}, expected {expected}")
+
+        for key in ("n_layers", "n_experts", "top_k", "d_model", "d_ff", "dtype_bits", "block"):
+            must(getattr(self, key) >= 1, key, "at least 1")
+        most = 16 * -(-self.d_ff // 16)
+        must(self.block <= most, "block", f"at most {most}, a whole expert")
+        must(self.top_k <= self.n_experts, "top_k", f"at most {self.n_experts} experts")
+        must(self.matrices in (2, 3), "matrices", "2 or 3")
+        must(0 < self.bits <= 64, "bits", "more than 0 and at most 64")
+        layers = self.moe_layers
+        must(
+            bool(layers) and _ascending((-1, *layers, self.n_layers)),
+            "moe_layers",
+            f"ascending layers below {self.n_layers}, at least one",
+        )
+        must(
+            len(self.dense_params) == self.n_layers and min(self.dense_params) >= 0,
+            "dense_params",
+            f"{self.n_layers} numbers, none negative",
+        )
+
+    # -- sizes -----------------------------------------------------------------------------------
+
+    @cached_property
+    def n_blocks(self) -> int:
+        """Blocks of one expert."""
+        return -(-self.d_ff // self.block)
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """Bytes of one block: its stride in the store, padding included."""
+        bits = self.block * self.matrices * self.d_model * self.bits
+        if self.biases:
+            bits += self.block * (self.matrices - 1) * max(self.bits, Fraction(BIAS_BITS))
+        return PAGE * math.ceil(bits / (8 * PAGE))
+
+    @cached_property
+    def expert_bytes(self) -> int:
+        """Bytes of one routed expert at full width."""
+        return self.n_blocks * self.block_bytes
+
+    @cached_property
+    def n_routed(self) -> int:
+        """Routed experts of the whole model."""
+        return len(self.moe_layers) * self.n_experts
+
+    @cached_property
+    def routed_bytes(self) -> int:
+        """Bytes of all routed experts: what a budget in percent is a share of."""
+        return self.n_routed * self.expert_bytes
+
+    def neurons(self, first: int, last: int) -> int:
+        """Neurons in blocks [first, last): the last block of an expert may be shorter."""
+        return min(last * self.block, self.d_ff) - min(first * self.block, self.d_ff)
+
+    def width(self, share: Fraction) -> int:
+        """The smallest number of whole blocks that holds at least `share` of the neurons.
+
+        Raises CrispError unless 0 <= share <= 1.
+        """
+        if not 0 <= share <= 1:
+            raise CrispError(f"a width of {share} was asked; expected 0 to 1")
+        return math.ceil(share * self.d_ff / self.block)
+
+    # -- variants --------------------------------------------------------------------------------
+
+    def first_layers(self, n: int) -> ModelSpec:
+        """This model, of its first `n` layers only."""
+        if not 1 <= n <= self.n_layers:
+            raise CrispError(f"model {self.name}: has {self.n_layers} layers, {n} were asked")
+        moe_layers = tuple(layer for layer in self.moe_layers if layer < n)
+        dense_params = self.dense_params[:n]
+        return dataclasses.replace(
+            self, n_layers=n, moe_layers=moe_layers, dense_params=dense_params
+        )
+
+    def with_(
+        self, *, bits: Fraction | None = None, block: int | None = None, top_k: int | None = None
+    ) -> ModelSpec:
+        """This model with other stored bits, neurons per block or experts per token."""
+        return dataclasses.replace(
+            self,
+            bits=self.bits if bits is None else bits,
+            block=self.block if block is None else block,
+            top_k=self.top_k if top_k is None else top_k,
+        )
+
+    # -- as JSON ---------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, safe for JSON: tuples as lists, fractions as text."""
+        fields = dataclasses.asdict(self)
+        fields["bits"] = str(self.bits)
+        fields["moe_layers"] = list(self.moe_layers)
+        fields["dense_params"] = list(self.dense_params)
+        return fields
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any], where: str = "model") -> ModelSpec:
+        """The inverse of `to_dict`; `where` names the source in errors."""
+        given = dict(fields)
+        known = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+        for key in sorted(known.keys() ^ given.keys()):
+            state = "missing" if key in known else "not known"
+            raise CrispError(f"{where}: the field {key} of the model is {state}")
+        for key, value in given.items():
+            if not _CHECKS[known[key]](value):
+                raise CrispError(f"{where}: {key}: found {value!r}, expected {known[key]}")
+            if known[key] == "tuple[int, ...]":
+                given[key] = tuple(value)
+        given["bits"] = Fraction(given["bits"])
+        return cls(**given)
+
+    # -- from outside ----------------------------------------------------------------------------
+
+    @classmethod
+    def from_config(
+        cls, source: str | Path | Mapping[str, Any], name: str | None = None
+    ) -> ModelSpec:
+        """The model of a Hugging Face config: a folder with config.json, a JSON file or a dict.
+
+        The name is `name`, else the folder's (of a dict: the last part of its `_name_or_path`,
+        else its `model_type`).
+        Families: see `crisp.model.config.FAMILIES`. Raises CrispError naming the file and the key.
+        """
+        if isinstance(source, Mapping):
+            config: Mapping[str, Any] = source
+            name = name or Path(str(config.get("_name_or_path") or "")).name
+            name = name or str(config.get("model_type", "unnamed model"))
+            where = f"config of {name}"
+        else:
+            path = Path(source)
+            path = path / "config.json" if path.is_dir() else path
+            config, where = _read_json(path), str(path)
+            name = name or (path.resolve().parent.name if path.stem == "config" else path.stem)
+        geometry = read_geometry(config, where)
+        facts = json.dumps(dataclasses.asdict(geometry), sort_keys=True, default=str)
+        return cls(
+            name=name,
+            matrices=3,  # every family read so far has a gate
+            block=math.ceil(Fraction(geometry.d_ff, 8 * 16)) * 16,
+            config_hash=hashlib.sha256(facts.encode()).hexdigest(),
+            **{f.name: getattr(geometry, f.name) for f in dataclasses.fields(geometry)},
+        )
+
+    @classmethod
+    def named(cls, name_or_path: str | Path) -> ModelSpec:
+        """A built-in model by name, the config at a path, or what a store at a path holds.
+
+        Raises CrispError with the nearest built-in name.
+        """
+        if str(name_or_path) in BUILTIN:
+            return BUILTIN[str(name_or_path)]
+        index = Path(name_or_path) / STORE_INDEX
+        if index.exists():
+            return cls.from_dict(_read_json(index).get("spec", {}), str(index))
+        if Path(name_or_path).exists():
+            return cls.from_config(name_or_path)
+        raise nearest(str(name_or_path), BUILTIN, "model")
+
+
+def _ascending(layers: tuple[int, ...]) -> bool:
+    return list(layers) == sorted(set(layers))
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int
+
+
+def _fraction(value: object) -> bool:
+    # as `str` writes one; an exponent could ask for more digits than there is memory
+    return isinstance(value, str) and re.fullmatch(r"\d{1,15}(/[1-9]\d{0,14})?", value) is not None
+
+
+# what `from_dict` accepts for a field, by its annotation
+_CHECKS: dict[str, Callable[[object], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "str | None": lambda value: value is None or isinstance(value, str),
+    "int": _whole,
+    "bool": lambda value: isinstance(value, bool),
+    "Fraction": _fraction,
+    "tuple[int, ...]": lambda value: isinstance(value, list) and all(map(_whole, value)),
+}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, or a CrispError that names the file."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise CrispError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise CrispError(f"{path}: holds a {type(config).__name__}, expected a config object")
+    return config
+
+
+BUILTIN = {name: ModelSpec.from_config(config, name) for name, config in CONFIGS.items()}

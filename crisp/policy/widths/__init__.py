@@ -1,0 +1,1 @@
+"""Width policies: how many leading blocks of each routed expert a token executes."""

@@ -1,0 +1,202 @@
+"""What preparation found out about a model, beside its weights: ``crisp.safetensors``.
+
+Counts of combinations, the roles measured in them, importance curves and the mean contribution of
+every block, with where all of it comes from. It belongs to the weights whose hash it carries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from crisp.errors import CrispError
+from crisp.files import atomic, check_readable
+from crisp.model.spec import ModelSpec
+from crisp.profile import Profile, dominant, tiers
+from crisp.profile.router_weights import QUANTILES
+from crisp.units import exact
+
+FILE = "crisp.safetensors"
+VERSION = 2
+POINTS = 32  # of an importance curve
+ALPHA, BETA = exact(".6", "alpha"), exact(".9", "beta")  # of the stored tiers (paper, 3.3.1)
+
+_L, _E = "layers", "experts"
+_TENSORS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "expert_counts": (np.int64, (_L, _E)),
+    "pair_counts": (np.int32, (_L, _E, _E)),
+    "tiers": (np.uint8, (_L, _E, _E)),
+    "increase": (np.float32, (_L, _E, _E)),
+    "curves": (np.float32, (_L, _E, "points")),
+    "contributions": (np.float32, (_L, _E, "blocks")),
+    "router_weights": (np.float16, (_L, _E, "quantiles")),
+}
+# There where they were asked for, both or none.
+_OPTIONAL: dict[str, tuple[type, tuple[str, ...]]] = {
+    "width_losses": (np.float32, (_L, _E, "roles", "widths")),
+    "role_counts": (np.int64, (_L, _E, "roles")),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Metadata:
+    """Arrays cover all decoder layers; layers that are not MoE are zero, or NaN in ``increase``."""
+
+    spec: ModelSpec
+    weights: str  # hash of the prepared weights (crisp.checkpoint.files.weights_digest)
+    order: str  # of the neurons, as spelled
+    expert_counts: npt.NDArray[np.int64]  # [layers, experts] tokens routed to the expert
+    pair_counts: npt.NDArray[np.int64]  # [layers, experts, experts] combinations, at i < j only
+    # [layers, experts, experts]: at [l, i, j] what masking i costs in the pair {i, j}; NaN: unknown
+    increase: npt.NDArray[np.float32]
+    curves: npt.NDArray[np.float32]  # [layers, experts, 32] share of importance in the leading /32
+    contributions: npt.NDArray[np.float32]  # [layers, experts, blocks] mean |activation| x |down|
+    router_weights: npt.NDArray[np.float16]  # [layers, experts, 32] quantiles of its own
+    provenance: Mapping[str, Any]  # texts, tokens, how roles were found, times, versions
+    # [layers, experts, 2, blocks + 1] nats a token that an expert costs at each width, as the
+    # anchor (0) and beside it (1); NaN: unknown
+    width_losses: npt.NDArray[np.float32] | None = None
+    role_counts: npt.NDArray[np.int64] | None = None  # [layers, experts, 2] tokens behind it
+
+    def profile(self) -> Profile:
+        """The counts, with the measured roles."""
+        return Profile(
+            self.expert_counts,
+            self.pair_counts,
+            True,
+            dominant(self.increase),
+            self.router_weights,
+            self.contributions,
+            self.width_losses,
+            self.role_counts,
+        )
+
+    @property
+    def roles_told(self) -> str:
+        """How the dominant expert of a pair is told, in words; for k > 2 it is the anchor."""
+        roles = self.provenance.get("roles", {})
+        if not roles.get("measured") or self.spec.top_k > 2:
+            return "roles by the router's weight"
+        rest = roles["pairs"] - roles["measured"]
+        return (
+            f"roles {roles['method']} of {roles['measured']:,}, by the router's weight of {rest:,}"
+        )
+
+    def check_weights(self, digest: str, where: str) -> None:
+        """Raise CrispError unless the weights in ``where`` are those this was made for."""
+        if digest != self.weights:
+            raise CrispError(
+                f"{where}: its weights (hash {digest[:12]}…) are not those the metadata "
+                f"belongs to ({self.weights[:12]}…)"
+            )
+
+    def save(self, path: Path | str) -> None:
+        """Write the file; under 2 MB for the models it is meant for."""
+        tensors = {
+            "expert_counts": self.expert_counts,
+            "pair_counts": self.pair_counts,
+            "tiers": tiers(self.profile(), ALPHA, BETA),
+            "increase": self.increase,
+            "curves": self.curves,
+            "contributions": self.contributions,
+            "router_weights": self.router_weights,
+            "width_losses": self.width_losses,
+            "role_counts": self.role_counts,
+        }
+        header = {
+            "version": VERSION,
+            "model": self.spec.to_dict(),
+            "weights": self.weights,
+            "order": self.order,
+            "provenance": dict(self.provenance),
+        }
+        typed: dict[str, npt.NDArray[Any]] = {
+            name: np.ascontiguousarray(tensors[name], dtype)
+            for name, (dtype, _) in {**_TENSORS, **_OPTIONAL}.items()
+            if tensors[name] is not None
+        }
+        # One entry: safetensors writes several in an order of its own, another each time.
+        content = save(typed, {"crisp": json.dumps(header, sort_keys=True)})
+        with atomic(path) as temporary:
+            temporary.write_bytes(content)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Metadata:
+        """Read and check the file; CrispError says what is wrong with it."""
+        check_readable(path)
+        try:
+            with safe_open(path, "np") as file:
+                header = _header(path, file.metadata() or {})
+                held = set(file.keys())
+                asked = _TENSORS | (_OPTIONAL if held & _OPTIONAL.keys() else {})
+                lacks = sorted(asked.keys() - held)
+                if lacks:
+                    raise CrispError(f"{path}: lacks {lacks[0]}")
+                tensors = {name: file.get_tensor(name) for name in asked}
+        except OSError as error:
+            raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except SafetensorError as error:
+            raise CrispError(f"{path}: is no safetensors file: {error}") from error
+        spec = ModelSpec.from_dict(header["model"], str(path))
+        _checked(path, spec, tensors)
+        own = {name: tensor for name, tensor in tensors.items() if name != "tiers"}
+        own["pair_counts"] = own["pair_counts"].astype(np.int64)
+        found = cls(
+            spec=spec,
+            weights=header["weights"],
+            order=header["order"],
+            provenance=header["provenance"],
+            **own,
+        )
+        if not np.array_equal(tensors["tiers"], tiers(found.profile(), ALPHA, BETA)):
+            raise CrispError(f"{path}: its tiers do not follow from its counts")
+        return found
+
+
+_HEADER = {"model": dict, "weights": str, "order": str, "provenance": dict}
+
+
+def _header(path: Path | str, found: Mapping[str, str]) -> dict[str, Any]:
+    """What the file says about itself."""
+    try:
+        header = json.loads(found.get("crisp", "null"))
+    except (ValueError, RecursionError) as error:
+        raise CrispError(f"{path}: its header is damaged: {error}") from error
+    if not isinstance(header, dict) or header.get("version") != VERSION:
+        raise CrispError(f"{path}: is not metadata of a prepared model (version {VERSION})")
+    for key, kind in _HEADER.items():
+        if not isinstance(header.get(key), kind):
+            raise CrispError(f"{path}: its header is damaged: {key} is no {kind.__name__}")
+    return header
+
+
+def _checked(path: Path | str, spec: ModelSpec, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    sizes = {_L: spec.n_layers, _E: spec.n_experts, "points": POINTS, "blocks": spec.n_blocks}
+    sizes |= {"quantiles": QUANTILES, "roles": 2, "widths": spec.n_blocks + 1}
+    for name, tensor in tensors.items():
+        dtype, axes = (_TENSORS | _OPTIONAL)[name]
+        shape = tuple(sizes[axis] for axis in axes)
+        if tensor.shape != shape or tensor.dtype != dtype:
+            raise CrispError(
+                f"{path}: {name} is {tensor.dtype} {tensor.shape}, expected "
+                f"{np.dtype(dtype)} {shape}"
+            )
+        if name in ("increase", "width_losses"):
+            if np.isinf(tensor).any():
+                raise CrispError(f"{path}: {name}: an infinite value")
+            if name == "width_losses" and np.isnan(tensor).all():
+                raise CrispError(f"{path}: {name}: no loss is known")
+        elif not np.isfinite(tensor).all() or (tensor < 0).any():
+            raise CrispError(f"{path}: {name}: a value that is negative or no number")
+    if tensors["expert_counts"].max(initial=0) >= 1 << 40:
+        raise CrispError(f"{path}: expert_counts: more tokens than anybody could have read")
+    if np.tril(tensors["pair_counts"]).any():
+        raise CrispError(f"{path}: pair_counts: a combination (i, j) with i >= j")

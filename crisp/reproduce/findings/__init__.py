@@ -1,0 +1,1 @@
+"""What is found of each of the paper's claims."""

@@ -1,0 +1,1 @@
+"""The page that goes through the paper's claims, with its pictures."""

@@ -1,0 +1,204 @@
+"""What is run, whoever runs it: a trace under a policy within a budget, and its conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from crisp.errors import CrispError, nearest
+from crisp.hardware.profile import CostModel, HardwareProfile, cost_model
+from crisp.model.spec import ModelSpec
+from crisp.policy import Budget, Policy, static_residents, warmth
+from crisp.profile import Following, Profile
+from crisp.scheduler.oracle import Future, look_ahead
+from crisp.scheduler.scheduler import EventScheduler
+from crisp.scheduler.workload import PHASES, Step, Workload, chosen_rows, plan
+from crisp.trace import RoutingTrace
+
+GRANULARITIES = ("expert", "block")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a run is told beside trace, model, machine, policy and budget."""
+
+    granularity: str = "expert"
+    phase: str = "decode"
+    batch: int = 1  # concurrent sequences
+    chunk: int = 512  # rows of a prefill step
+    seed: int = 0
+    limit: int | None = None  # rows of the phase
+
+    def __post_init__(self) -> None:
+        if self.granularity not in GRANULARITIES:
+            raise nearest(self.granularity, GRANULARITIES, "granularity")
+        if self.phase not in PHASES:
+            raise nearest(self.phase, PHASES, "phase")
+        for name in ("batch", "chunk", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise CrispError(f"{name} {value}: must be at least 1")
+        if self.seed < 0:
+            raise CrispError(f"seed {self.seed}: must not be negative")
+
+    @property
+    def by_block(self) -> bool:
+        """Whether blocks are loaded and computed one by one."""
+        return self.granularity == "block"
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One run of a trace, but for the machine.
+
+    spec: from `crisp.trace.fitting.fit`, so that it has the trace's layers. profile: the counts
+    that tiers, anchors and static caches come from; split: where they come from, in words. file:
+    the trace file's name and digest, if ``trace`` is a part of one.
+    """
+
+    trace: RoutingTrace
+    spec: ModelSpec
+    policy: Policy
+    budget: Budget
+    profile: Profile
+    conditions: Conditions = field(default_factory=Conditions)
+    split: str | None = None
+    file: Mapping[str, str] | None = None
+    everything: bool = False  # all experts are resident, whatever the budget
+    counted: RoutingTrace | None = None  # what the profile was counted from, if that is at hand
+
+    def capacity(self) -> list[int]:
+        """Blocks of each part of the budget."""
+        if self.everything:
+            return [self.spec.n_routed * self.spec.n_blocks]
+        return self.budget.capacity(self.spec, self.policy.cache)
+
+    def initial(self) -> list[int] | None:
+        """Blocks of each expert that are resident from the start."""
+        if self.policy.cache.name != "static":
+            return None
+        return static_residents(self.spec, self.profile, self.policy.cache, self.capacity())
+
+    def warmth(self) -> list[int] | None:
+        """Of each expert, where the cache asks for it."""
+        return warmth(self.spec, self.profile) if self.policy.cache.name == "tier-aware" else None
+
+    def future(self) -> Future:
+        """All tasks to come. Raises CrispError where they depend on what is resident."""
+        workload = self.workload()
+        if workload.depends:
+            raise CrispError(
+                f"policy {self.policy.name}: {self.policy.oracle} is an oracle, but its widths "
+                "depend on what is resident: they cannot be known beforehand"
+            )
+        return look_ahead(
+            self.spec,
+            (
+                (event.layer, workload.tasks(event, lambda layer: ()))
+                for event in workload.events(self.steps())
+                if event.experts is not None
+            ),
+        )
+
+    def order_cost(self, hardware: HardwareProfile | None) -> CostModel | None:
+        """What an order that needs times asks, where times are measured; None: it needs none.
+
+        Raises CrispError if it does, and there is no ``hardware``.
+        """
+        check_times(self.policy, hardware)
+        return cost_model(hardware, self.spec) if hardware and _timed(self.policy) else None
+
+    def scheduler(self, cost: CostModel | None) -> EventScheduler:
+        """A scheduler that has seen nothing yet; orders that ask for times need a cost."""
+        return EventScheduler(
+            self.spec,
+            self.policy,
+            self.capacity(),
+            granularity=self.conditions.granularity,
+            cost=cost,
+            initial=self.initial(),
+            warmth=self.warmth(),
+            future=self.future() if self.policy.oracle else None,
+        )
+
+    def workload(self) -> Workload:
+        """The tasks of the events."""
+        widths = self.policy.width.bind(self.spec, self.profile, self.trace.header.ordered)
+        return Workload(self.trace, widths, self.policy.prefetch.name == "guess", self.following())
+
+    def following(self) -> Following | None:
+        """What usually comes next, where the prefetcher asks for it; CrispError if nobody knows."""
+        if self.policy.prefetch.name != "frequent":
+            return None
+        return Following.from_trace(self._counted(), self.profile.expert_counts)
+
+    def _counted(self) -> RoutingTrace:
+        """What the profile was counted from; CrispError if nobody knows."""
+        if self.counted is None:
+            raise CrispError(
+                "prefetch frequent: asks which experts follow which, which only a trace says; give "
+                "--profile TRACE in the place of metadata"
+            )
+        return self.counted
+
+    def steps(self, progress: Callable[[int], None] | None = None) -> Iterator[Step]:
+        """The forward passes; ``progress`` is told the rows of each one that begins."""
+        conditions = self.conditions
+        steps = plan(self.trace, self.rows(), conditions.batch, conditions.chunk)
+        return steps if progress is None else _told(steps, progress)
+
+    def rows(self) -> npt.NDArray[np.int64]:
+        """The rows of the trace that are run."""
+        return chosen_rows(self.trace, self.conditions.phase, self.conditions.limit)
+
+    def settings(self, engine: str, hardware: dict[str, Any] | None) -> dict[str, Any]:
+        """All of it, resolved, safe for JSON: what two runs must share to be compared."""
+        header, blocks = self.trace.header, sum(self.capacity())
+        profile = {"sha256": self.profile.digest(), "from": self.split}
+        if self.policy.prefetch.name == "frequent":
+            profile["trace"] = self._counted().digest()
+        return {
+            "engine": engine,
+            "trace": {
+                "sha256": self.trace.digest(),
+                "model": header.model,
+                "dataset": header.dataset,
+                "origin": header.origin,
+                "rows": len(self.rows()),
+                "file": self.file and dict(self.file),
+            },
+            "profile": profile if self.policy.profiled else None,  # None: nothing asks for it
+            "model": self.spec.to_dict(),
+            "hardware": hardware,
+            "policy": self.policy.to_dict(),
+            "budget": {
+                "asked": self.budget.text,
+                "blocks": blocks,
+                "bytes": blocks * self.spec.block_bytes,
+                "share": blocks / (self.spec.n_routed * self.spec.n_blocks),
+            },
+            **vars(self.conditions),
+        }
+
+
+def _told(steps: Iterator[Step], progress: Callable[[int], None]) -> Iterator[Step]:
+    for step in steps:
+        progress(len(step.rows))
+        yield step
+
+
+def check_times(policy: Policy, hardware: HardwareProfile | None) -> None:
+    """Raise CrispError for an order that asks for times where there is no ``hardware``."""
+    if hardware is None and _timed(policy):
+        raise CrispError(
+            f"order {policy.order.name}: asks for times; --hardware PROFILE says whose, and crisp "
+            "calibrate measures this machine's"
+        )
+
+
+def _timed(policy: Policy) -> bool:
+    return policy.order.rule is not None and policy.order.rule.timed

@@ -1,0 +1,240 @@
+"""Timelines: what each stream did and when, as rows; sums over them; where they are written.
+
+A row is an interval on a stream. Rows are written in blocks as a run goes on, so memory does not
+grow with its length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from crisp.errors import InvariantError
+from crisp.scheduler.workload import Step
+
+Rows = npt.NDArray[np.int64]  # [intervals, columns]
+
+# Kinds of interval; the first two are on the compute stream, the others on the link.
+LAYER, COMPUTE, LOAD, PREFETCH = range(4)
+KINDS = ("layer", "compute", "load", "prefetch")
+
+COLUMNS = (
+    "step",  # forward pass
+    "event",  # MoE events count from 0; -1: a layer that is not MoE, or a prefetch
+    "layer",
+    "kind",  # an index of KINDS
+    "expert",  # -1: router and attention
+    "first",  # block
+    "blocks",
+    "start_ns",
+    "end_ns",
+    "alone_ns",  # what it takes when nothing else runs
+    "resident_blocks",  # within the budget, when it ended
+)
+STEP, EVENT, LAYER_ID, KIND, EXPERT, FIRST, BLOCKS, START, END, ALONE, RESIDENT = range(11)
+_FLUSH = 1 << 13  # rows: few enough that the arrays made of them stay in the cache
+
+
+class Sink(Protocol):
+    """Where rows go: a file, a window to draw."""
+
+    def write(self, rows: Rows) -> None:
+        """The next rows, in the order in which their intervals ended."""
+
+
+class Recorder:
+    """Collects rows and hands them on in blocks, each the rows of whole events."""
+
+    def __init__(self, sinks: Sequence[Sink], by_block: bool) -> None:
+        """by_block: every block is loaded and computed by itself (granularity block)."""
+        self._sinks = sinks
+        self._values: list[int] = []
+        self.add = self._values.extend  # add((step, event, ...)): one row, in COLUMNS' order
+        self.sums = Sums(by_block)
+
+    def flush(self, now: int, link_since: int | None, always: bool = False) -> None:
+        """Between two events: hand on what has been collected, if it is much or ``always``.
+
+        link_since: when the load that is still in flight began, if there is one.
+        """
+        if always or len(self._values) >= _FLUSH * len(COLUMNS):
+            rows = np.array(self._values, np.int64).reshape(-1, len(COLUMNS))
+            self._values.clear()
+            self.sums.add(rows, now, link_since)
+            for sink in self._sinks:
+                sink.write(rows)
+
+
+@dataclass
+class Totals:
+    """Sums over a run, whether its timeline was kept or not; in ns unless said otherwise."""
+
+    layer: int = 0  # router, attention and what else is not a routed expert
+    compute: int = 0  # routed experts
+    link: int = 0
+    compute_hidden: int = 0  # routed experts, while the link is busy
+    layer_hidden: int = 0
+    alone: int = 0  # all computations, undisturbed by the link
+    order_bound: int = 0  # every event's tasks in their best order
+    blocks_landed: int = 0  # blocks
+    blocks_computed: int = 0  # blocks
+
+    def digest(self) -> str | None:
+        """Sha256 of the timeline; None: there is none."""
+        return None
+
+
+class Sums(Totals):
+    """Totals over a timeline, fed block by block."""
+
+    def __init__(self, by_block: bool) -> None:
+        super().__init__()
+        self._by_block = by_block
+        self._until = 0  # all before this has been counted
+        self._rows = hashlib.sha256()
+
+    def add(self, rows: Rows, now: int, link_since: int | None) -> None:
+        """Count the intervals that ended up to ``now``, and check that none overlap."""
+        self._rows.update(rows.tobytes())
+        kind = rows[:, KIND]
+        on_link = (kind == LOAD) | (kind == PREFETCH)
+        link = np.clip(rows[on_link][:, [START, END]], self._until, now)
+        if link_since is not None:
+            link = np.vstack([link, [[max(link_since, self._until), now]]])
+        compute = rows[~on_link][:, [START, END]]
+        _check_disjoint(link, "link")
+        _check_disjoint(compute, "compute")
+        lengths = compute[:, 1] - compute[:, 0]
+        hidden = _overlap(compute, link)
+        of_experts = kind[~on_link] == COMPUTE
+        self.compute += int(lengths[of_experts].sum())
+        self.layer += int(lengths[~of_experts].sum())
+        self.link += int((link[:, 1] - link[:, 0]).sum())
+        self.compute_hidden += int(hidden[of_experts].sum())
+        self.layer_hidden += int(hidden[~of_experts].sum())
+        self.blocks_landed += int(rows[on_link, BLOCKS].sum())
+        self.blocks_computed += int(rows[kind == COMPUTE, BLOCKS].sum())
+        self.alone += int(rows[~on_link, ALONE].sum())
+        self.order_bound += int(rows[kind == LAYER, ALONE].sum()) + self._best_orders(rows)
+        self._until = now
+
+    def digest(self) -> str:
+        """Sha256 of all rows so far: a file of them is this run's, and no other's."""
+        return self._rows.hexdigest()
+
+    def _best_orders(self, rows: Rows) -> int:
+        """Makespans of the events in ``rows``; at granularity block every block is a job.
+
+        Then the blocks of an expert come in order, and the true optimum may be longer.
+        """
+        own = rows[(rows[:, KIND] == LOAD) | (rows[:, KIND] == COMPUTE)]
+        if not len(own):
+            return 0
+        block = own[:, FIRST] if self._by_block else 0
+        event = own[:, EVENT] - own[0, EVENT]
+        job = (((event << 16) + own[:, EXPERT]) << 16) + block
+        jobs, place = np.unique(job, return_inverse=True)
+        computes, time = own[:, KIND] == COMPUTE, own[:, ALONE]
+        load = np.bincount(place[~computes], time[~computes], len(jobs)).astype(np.int64)
+        compute = np.bincount(place[computes], time[computes], len(jobs)).astype(np.int64)
+        return makespan(load, compute, jobs >> 32)
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The steps of a run: [steps] each."""
+
+    end_ns: Rows
+    rows: Rows
+    blocks: Rows  # issued on the link until then, from the start of the run
+    sequence: npt.NDArray[np.int32]  # of the first row
+    phase: npt.NDArray[np.uint8]
+
+
+class StepLog:
+    """When every step ended, and what it was."""
+
+    def __init__(self) -> None:
+        self._values = array("q")
+
+    def add(self, step: Step, end_ns: int, blocks: int = 0) -> None:
+        """A step has ended; the next one begins at once. blocks: issued until then."""
+        self._values.extend(
+            (end_ns, len(step.rows), step.phase, step.opens, step.closes, blocks, step.rows[0])
+        )
+
+    def add_all(self, steps: Sequence[Step], ends: Rows, blocks: Rows) -> None:
+        """Steps have ended, one after the other, at ``ends`` [steps]."""
+        table = np.empty((len(steps), 7), np.int64)
+        rows, *more = zip(*steps, strict=True)
+        columns: list[Any] = [ends, [*map(len, rows)], *more, blocks, [*map(itemgetter(0), rows)]]
+        for place, column in enumerate(columns):
+            table[:, place] = column
+        self._values.frombytes(table.tobytes())
+
+    def columns(self) -> tuple[Rows, Rows, Rows, Rows, Rows]:
+        """(end in ns, rows, phase, opens a prompt, closes one), each [steps]."""
+        end, rows, phase, opens, closes = self._table()[:, :5].T
+        return end, rows, phase, opens, closes
+
+    def steps(self, sequence: npt.NDArray[np.int32]) -> Steps:
+        """What the steps of a simulation have loaded; sequence: of each row of its trace."""
+        end, rows, phase, _, _, blocks, first = self._table().T
+        return Steps(
+            end.copy(), rows.copy(), blocks.copy(), sequence[first], phase.astype(np.uint8)
+        )
+
+    def _table(self) -> Rows:
+        return np.frombuffer(self._values, np.int64).reshape(-1, 7)
+
+
+def makespan(load: Rows, compute: Rows, event: Rows) -> int:
+    """The shortest time of every event's jobs on two machines, summed (Johnson's rule).
+
+    Jobs [n]: first ``load`` ns on the link, then ``compute`` ns; their order is free within each
+    ``event``, and the same on both machines.
+
+    >>> makespan(np.array([4, 1]), np.array([1, 4]), np.array([0, 0]))  # the short load first
+    6
+    """
+    if not len(event):
+        return 0
+    late = load >= compute
+    order = np.lexsort((np.where(late, -compute, load), late, event))
+    load, compute, event = load[order], compute[order], event[order]
+    starts = np.flatnonzero(np.diff(event, prepend=event[0] - 1))
+    loaded = np.cumsum(load)
+    computed = np.cumsum(compute)
+    # a schedule lasts as long as its longest path: loads up to some job, computations from it on
+    path = loaded - computed + compute
+    first = np.maximum.reduceat(path, starts)
+    before_load = loaded[starts] - load[starts]
+    ends = np.append(starts[1:], len(event)) - 1
+    return int((first - before_load + computed[ends]).sum())
+
+
+def _check_disjoint(intervals: Rows, stream: str) -> None:
+    if (intervals[:, 1] < intervals[:, 0]).any() or (intervals[1:, 0] < intervals[:-1, 1]).any():
+        raise InvariantError(f"two intervals of the {stream} stream overlap")
+
+
+def _overlap(intervals: Rows, others: Rows) -> Rows:
+    """How much of each interval is covered by ``others``, which are sorted and disjoint."""
+    if not len(others):
+        return np.zeros(len(intervals), np.int64)
+    lengths = others[:, 1] - others[:, 0]
+    before = np.concatenate([[0], np.cumsum(lengths)])
+
+    def covered_up_to(times: Rows) -> Rows:
+        index = np.searchsorted(others[:, 0], times, side="right")
+        inside = np.minimum(times - others[index - 1, 0], lengths[index - 1])
+        return before[index] - np.where(index > 0, lengths[index - 1] - inside, 0)
+
+    return covered_up_to(intervals[:, 1]) - covered_up_to(intervals[:, 0])

@@ -1,0 +1,151 @@
+"""Foresight: the cache of an oracle, which knows every task to come. A bound, not a policy to use.
+
+When an event ends it keeps, of all blocks that were resident or just used, those that are asked for
+soonest: a block used now may stay although it passed through the staging buffer, and an expert of
+the event may go although it was protected. No machine could do that, and so no cache that obeys the
+contract loads less (Belady, 1966): with single blocks, which all have one size, always; with whole
+experts (cache belady, unit expert), where every task asks for the same width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from crisp.errors import InvariantError
+from crisp.model.spec import ModelSpec
+from crisp.policy.cache import Cache
+from crisp.scheduler.residency import Eviction, Residency
+from crisp.scheduler.tasks import Task
+
+NEVER = 2**31 - 1
+Ints = npt.NDArray[np.int64]
+Events = npt.NDArray[np.int32]
+
+
+class Future(NamedTuple):
+    """The tasks of all events, one event after the other, by first appearance."""
+
+    first: list[int]  # [events + 1]: where each event's tasks begin
+    experts: npt.NDArray[np.int32]  # [tasks]
+    following: Events  # [tasks, blocks]: the next event that asks for each block, or NEVER
+
+    def tasks(self, event: int) -> list[int]:
+        """The experts of an event; of none after the last."""
+        if event + 1 >= len(self.first):
+            return []
+        found: list[int] = self.experts[self.first[event] : self.first[event + 1]].tolist()
+        return found
+
+
+def look_ahead(spec: ModelSpec, events: Iterable[tuple[int, Sequence[Task]]]) -> Future:
+    """The future of a run: (layer, tasks) of every event. It takes 4 bytes a block of each task."""
+    rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
+    first, experts, entries, widths = [0], [], [], []
+    for layer, tasks in events:
+        own = [task.expert for task in tasks]
+        experts += own
+        entries += [rows[layer] * spec.n_experts + expert for expert in own]
+        widths += [task.width for task in tasks]
+        first.append(len(experts))
+    following = np.empty((len(experts), spec.n_blocks), np.int32)
+    soon = np.full((spec.n_routed, spec.n_blocks), NEVER, np.int32)
+    for event in range(len(first) - 2, -1, -1):
+        for task in range(first[event], first[event + 1]):
+            entry = entries[task]
+            following[task] = soon[entry]
+            soon[entry, : widths[task]] = event
+    return Future(first, np.array(experts, np.int32), following)
+
+
+def soonest(here: Ints, soon: Events, room: int, whole: bool) -> Ints:
+    """The rule: how many leading blocks of each expert to keep, [experts], ``room`` in all.
+
+    here [experts]: leading blocks that could be kept; soon [experts, blocks]: the next event that
+    asks for each, rising. whole: all of an expert or nothing, by its first block, and what does not
+    fit is passed over. Ties: the lowest expert.
+    """
+    if whole:
+        kept = np.zeros(len(here), np.int64)
+        for entry in np.argsort(soon[:, 0].copy(), kind="mergesort"):
+            if here[entry] <= room:
+                kept[entry] = here[entry]
+                room -= here[entry]
+        return kept
+    blocks = soon.shape[1]
+    places = np.argsort(soon.copy().reshape(-1), kind="mergesort")
+    places = places[places % blocks < here[places // blocks]][:room]
+    return np.bincount(places // blocks, minlength=len(here))
+
+
+class Foresight(Residency):
+    """The residency of an oracle.
+
+    ``belady`` goes by the cache's unit, ``belady-blocks`` always by blocks. ``belady-forced`` keeps
+    what was just used before all else, as tools do that admit whatever is asked for.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, cache: Cache, capacity: Sequence[int], future: Future
+    ) -> None:
+        super().__init__(spec, cache, capacity)
+        self._future = future
+        self._whole = self._whole and cache.name != "belady-blocks"
+        self._forced = cache.name == "belady-forced"
+        self._soon: Any = np.full((spec.n_routed, spec.n_blocks), NEVER, np.int32)
+        self._kept = [0] * spec.n_routed  # when the event has ended
+
+    def foresee(self, event: int, part: int, entries: Sequence[int], widths: Sequence[int]) -> None:
+        """An event has begun that asks for ``widths`` of ``entries``: decide what will stay."""
+        first = self._future.first
+        self._soon[entries] = self._future.following[first[event] : first[event + 1]]
+        low, high = self._bounds[part]
+        here = np.array(self.resident[low:high], np.int64)
+        for entry, width in zip(entries, widths, strict=True):
+            here[entry - low] = max(here[entry - low], width)
+        soon = self._soon[low:high]
+        if self._forced:
+            soon = soon.copy()
+            soon[[entry - low for entry in entries]] = event
+        kept = soonest(here, soon, self.capacity[part], self._whole)
+        self._kept[low:high] = kept.tolist()
+
+    def wanted(self, entry: int, issued: int) -> int:
+        """How many more blocks than ``issued`` will stay."""
+        return max(0, self._kept[entry] - issued)
+
+    def keepable(self, part: int, missing: int) -> int:
+        """How many of them can enter the budget before the event has ended."""
+        low, high = self._bounds[part]
+        leaving = sum(self._leaving(entry) for entry in range(low, high))
+        fits = self.capacity[part] - self.used[part] + leaving
+        return missing if missing <= fits else 0 if self._whole else fits
+
+    def settle(self, part: int) -> None:
+        """The event has ended: what was decided is so."""
+        low, high = self._bounds[part]
+        changed = sum(self._kept[low:high]) - self.used[part]
+        self.resident[low:high] = self._kept[low:high]
+        self.used[part] += changed
+        self.landed += changed
+        if self.used[part] > self.capacity[part]:
+            raise InvariantError(f"part {part}: {self.used[part]} blocks in {self.capacity[part]}")
+
+    def _leaving(self, entry: int) -> int:
+        return 0 if self.held[entry] else max(0, self.resident[entry] - self._kept[entry])
+
+    def _evict(self, part: int, over: int) -> list[Eviction]:
+        evicted = []
+        for entry in range(*self._bounds[part]):
+            leaves = self._leaving(entry) if self._whole else min(over, self._leaving(entry))
+            if over > 0 and leaves:
+                had = self.resident[entry]
+                self.resident[entry] = had - leaves
+                self.used[part] -= leaves
+                self.landed -= leaves
+                over -= leaves
+                evicted.append(Eviction(*divmod(entry, self._experts), had - leaves, had))
+        return evicted

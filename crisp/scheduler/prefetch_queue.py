@@ -1,0 +1,124 @@
+"""Lookahead: single blocks of predicted experts, loaded while the link has nothing urgent to do.
+
+Predictions are for the next MoE layer. The predicted experts are protected until that layer's event
+starts: none of them is evicted for another. What the budget cannot take waits in a staging buffer
+of one expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from crisp.scheduler.residency import PREDICTED, Eviction, Residency
+from crisp.scheduler.tasks import Fetch
+
+
+class Claim(NamedTuple):
+    """What an event finds of an expert that it asks for."""
+
+    here: int  # leading blocks on the device
+    staged: int  # blocks asked for that wait in staging, the late one included: now the event's
+    late: Fetch | None  # a block asked for and still in flight
+
+
+class Lookahead:
+    """What to fetch next, and what became of it."""
+
+    def __init__(self, store: Residency, n_experts: int, n_blocks: int) -> None:
+        self._store = store
+        self._experts, self._blocks = n_experts, n_blocks
+        self._row, self._part = 0, 0  # the layer predicted for
+        self._predicted: Sequence[int] = ()
+        self._free = n_blocks  # staging
+        self._staged: dict[int, int] = {}  # entry -> blocks in staging, one in flight included
+        self._fetched: dict[int, tuple[int, int]] = {}  # entry -> first block fetched, how many
+        self._flight: Fetch | None = None
+        self.useful = self.late = self.wasted = 0  # blocks
+
+    def predict(self, row: int, experts: Sequence[int]) -> None:
+        """Fetch for the next event, of MoE layer ``row``; what was not issued before is dropped."""
+        self._row, self._part = row, self._store.part_of_row[row]
+        self._predicted = experts
+        for expert in experts:
+            self._store.hold(row * self._experts + expert, self._part, PREDICTED)
+
+    def next(self) -> Fetch | None:
+        """Issue the first predicted expert's next missing block, if there is a place for it."""
+        resident, base = self._store.resident, self._row * self._experts
+        for expert in self._predicted:
+            entry = base + expert
+            first = resident[entry] + self._staged.get(entry, 0)
+            if first < self._blocks:
+                return self._issue(entry, first)
+        return None
+
+    def landed(self, load: Fetch) -> None:
+        """The block in flight has arrived."""
+        self._flight = None
+        if load.unwanted:
+            self._free += 1
+
+    def claim(self, entry: int, width: int) -> Claim:
+        """The predicted event asks for the first ``width`` blocks of ``entry``."""
+        low = self._store.resident[entry]
+        staged = self._staged.pop(entry, 0)
+        issued = low + staged
+        flight = self._in_flight(entry)
+        here = issued if flight is None else issued - 1
+        taken = max(0, min(issued, width) - low) if staged else 0
+        self._discard(entry, staged - taken)
+        late = flight if here < width else None
+        first, fetched = self._fetched.pop(entry, (0, 0))
+        if fetched:
+            useful = max(0, min(width, here) - first)
+            self.useful += useful
+            self.late += late is not None
+            self.wasted += fetched - useful - (late is not None)
+        return Claim(here, taken, late)
+
+    def drop_rest(self) -> None:
+        """The predicted event has claimed what it asks for; the rest was fetched in vain."""
+        base = self._row * self._experts
+        predicted = [base + expert for expert in self._predicted]
+        self._store.release(predicted, self._part, PREDICTED)
+        self.wasted += sum(fetched for _, fetched in self._fetched.values())
+        for entry, staged in self._staged.items():
+            self._discard(entry, staged)
+        self._fetched.clear()
+        self._staged.clear()
+
+    def give_back(self, blocks: int) -> None:
+        """Claimed staging blocks have been used by every row."""
+        self._free += blocks
+
+    def _issue(self, entry: int, first: int) -> Fetch | None:
+        store, part = self._store, self._part
+        staged = self._staged.get(entry, 0)
+        evicted: Sequence[Eviction] = ()
+        kept = not staged and store.keepable(part, 1)  # once staged, always: no hole in a prefix
+        if kept:
+            evicted = store.admit(entry, part, 1)
+        elif self._free:
+            self._free -= 1
+            self._staged[entry] = staged + 1
+        else:
+            return None
+        start, fetched = self._fetched.get(entry, (first, 0))
+        self._fetched[entry] = start, fetched + 1
+        expert = entry % self._experts
+        self._flight = Fetch(self._row, expert, first, evicted, entry, staged=not kept)
+        return self._flight
+
+    def _in_flight(self, entry: int) -> Fetch | None:
+        """The block of this entry that is on its way to a place where it is wanted."""
+        flight = self._flight
+        return flight if flight and flight.entry == entry and not flight.unwanted else None
+
+    def _discard(self, entry: int, blocks: int) -> None:
+        """Free staged blocks that nobody asked for; the one in flight goes when it arrives."""
+        flight = self._in_flight(entry)
+        if blocks and flight is not None and flight.staged:
+            flight.unwanted = True
+            blocks -= 1
+        self._free += blocks

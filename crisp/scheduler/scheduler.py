@@ -1,0 +1,263 @@
+"""EventScheduler: Algorithm 1 of the paper as a state machine without clock or device.
+
+It is told an event's tasks, which loads have arrived and which computations have ended; it answers
+what to load and what to compute next, which blocks to evict, and what to prefetch. The simulator
+drives it, and so can real streams:
+
+    scheduler.start(layer, tasks, guess)
+    while not scheduler.done:
+        load = scheduler.next_load()        # when the link is free; issues it
+        task = scheduler.next_compute()     # when compute is free; issues its next piece
+        ... and, as they complete, scheduler.loaded(load) and scheduler.computed(task)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+
+from crisp.errors import CrispError
+from crisp.hardware.profile import CostModel
+from crisp.model.spec import ModelSpec
+from crisp.policy import Policy
+from crisp.policy.order import draw_lot
+from crisp.scheduler.oracle import Foresight, Future
+from crisp.scheduler.prefetch_queue import Lookahead
+from crisp.scheduler.residency import EVENT, Eviction, Residency
+from crisp.scheduler.tasks import Fetch, Load, Task
+
+STAGING_EXPERTS = 2  # full experts that transient loads may occupy, apart from the budget
+
+
+class EventScheduler:
+    """Decides loads, computations, evictions and prefetches, one event after the other."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        policy: Policy,
+        capacity: Sequence[int],
+        *,
+        granularity: str,
+        cost: CostModel | None,
+        initial: Sequence[int] | None = None,
+        warmth: Sequence[int] | None = None,
+        future: Future | None = None,
+    ) -> None:
+        """capacity: blocks of each part of the budget; initial: blocks resident from the start.
+
+        granularity: ``expert`` or ``block``. The cost model is asked by orders that need times
+        and may be None for the others. warmth: of each entry, for cache tier-aware. future: the
+        tasks of all events, for policies that are oracles; CrispError if they lack it.
+        """
+        if policy.oracle and future is None:
+            raise CrispError(
+                f"policy {policy.name}: {policy.oracle} is an oracle, and what comes next is not "
+                "known here; it can be simulated with a trace"
+            )
+        self._future = future
+        self.store = Residency(spec, policy.cache, capacity, initial, warmth)
+        self._oracle: Foresight | None = None
+        if policy.cache.rule.oracle and future is not None:
+            self.store = self._oracle = Foresight(spec, policy.cache, capacity, future)
+        self.ahead: Lookahead | None = None
+        if policy.prefetch.name != "none":
+            self.ahead = Lookahead(self.store, spec.n_experts, spec.n_blocks)
+        self._prefetch = policy.prefetch
+        self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
+        self._used: list[list[int]] = [[] for _ in self._rows]  # tasks of each layer's last event
+        self._experts = spec.n_experts
+        self._order, self._rule = policy.order, policy.order.rule
+        self._cost, self._block_bytes = cost, spec.block_bytes
+        self._upto = [spec.neurons(0, blocks) for blocks in range(spec.n_blocks + 1)]
+        self._sequential = policy.order.sequential
+        self._by_block = granularity == "block"
+        self._streams_blocks = self._by_block and not self._sequential
+        self._staging = STAGING_EXPERTS * spec.n_blocks  # free blocks
+        self._row = self._part = 0
+        self._tasks: list[Task] = []  # by rank
+        self._entries: list[int] = []  # of the tasks
+        self._pending: list[Task] = []  # by rank; those before _next have been issued in full
+        self._next = 0
+        self._ready: list[int] = []  # heap of ranks
+        self._turn = 0  # sequential: the rank whose task is loaded and computed now
+        self._left = 0  # tasks to compute
+        self.done = True  # whether every task of the event has been computed
+        self.wants_link = False  # whether `next_load` may have something to issue
+        self.event = -1
+        self.tasks = self.hits = self.partial_hits = self.blocks_loaded = 0
+
+    def start(self, layer: int, tasks: list[Task], guess: Iterable[int] = ()) -> None:
+        """Begin an event: its tasks by first appearance, and the trace's guess for the next layer.
+
+        What is resident now decides hits; all tasks become equally recent and protected.
+        """
+        self.event += 1
+        self._row = self._rows[layer]
+        self._part = self.store.part_of_row[self._row]
+        self.store.begin(self.event, self._row)
+        self._access(tasks)
+        if self._oracle is not None:
+            widths = [task.width for task in tasks]
+            self._oracle.foresee(self.event, self._part, self._entries, widths)
+        if self.ahead is not None:
+            self._look_ahead(self.ahead, tasks, guess)
+        self._queue(tasks if self._rule is None else self._ranked(tasks))
+
+    def next_load(self) -> Load | None:
+        """Issue the next request; the link must be free. None: nothing may be loaded now."""
+        if self._next == len(self._pending):
+            load = self.ahead.next() if self.ahead is not None else None
+            self.blocks_loaded += load is not None
+            return load
+        task = self._pending[self._next]
+        if self._sequential and task.rank != self._turn:
+            return None
+        evicted: Sequence[Eviction] = ()
+        if task.transient < 0:
+            placed = self._place(task)
+            if placed is None:
+                return None
+            evicted = placed
+        first = task.issued
+        blocks = 1 if self._by_block else task.width - first
+        task.issued = first + blocks
+        self.blocks_loaded += blocks
+        if task.issued == task.width:
+            self._next += 1
+            self.wants_link = self.ahead is not None or self._next < len(self._pending)
+        return Load(self._row, task.expert, first, blocks, evicted, task)
+
+    def loaded(self, load: Load) -> None:
+        """A request has arrived."""
+        if isinstance(load, Fetch) and self.ahead is not None:
+            self.ahead.landed(load)
+            self.store.landed += not load.staged
+        task = load.task
+        if task is None:
+            return
+        before = task.have
+        task.have = before + load.blocks
+        if not load.prefetch and task.transient > load.first:
+            self.store.landed += min(task.transient, task.have) - load.first
+        if self._streams_blocks:
+            if before == task.started == task.ended:  # else a piece is running; it looks again
+                heappush(self._ready, task.rank)
+        elif task.have >= task.width:
+            heappush(self._ready, task.rank)
+
+    def next_compute(self) -> Task | None:
+        """Issue the next piece, blocks [ended, started) of the task; compute must be free.
+
+        None: no task has what it needs.
+        """
+        ready = self._ready
+        if not ready or (self._sequential and ready[0] != self._turn):
+            return None
+        task = self._tasks[heappop(ready)]
+        task.started = task.started + 1 if self._by_block else task.width
+        return task
+
+    def computed(self, task: Task) -> None:
+        """Its piece has ended: staging blocks are free, and perhaps the event is over."""
+        last = task.started
+        if task.staged or 0 <= task.transient < last:
+            self._free_staging(task, task.ended, last)
+        task.ended = last
+        if last < task.width:
+            if min(task.have, task.width) > last:
+                heappush(self._ready, task.rank)
+            return
+        self._turn += 1
+        self._left -= 1
+        if not self._left:
+            self.done = True
+            self.store.release(self._entries, self._part, EVENT)
+            if self._oracle is not None:
+                self._oracle.settle(self._part)
+
+    def _access(self, tasks: list[Task]) -> None:
+        """Protect the event's entries, note their use, and see what of them is here."""
+        ahead, base = self.ahead, self._row * self._experts
+        self._entries = [base + task.expert for task in tasks]
+        for task, entry in zip(tasks, self._entries, strict=True):
+            task.entry = entry
+            task.have = task.issued = task.low = self.store.use(entry, self._part, self.event)
+            task.staged = 0
+            if ahead is not None:
+                task.have, task.staged, late = ahead.claim(entry, task.width)
+                task.issued = task.have
+                if late is not None:
+                    late.task = task
+                    task.issued += 1
+            if task.have >= task.width:
+                self.hits += 1
+            elif task.have:
+                self.partial_hits += 1
+        self.tasks += len(tasks)
+
+    def _queue(self, ranked: list[Task]) -> None:
+        """Line up what is to be loaded and what can be computed at once."""
+        self._tasks = ranked
+        self._left, self._turn, self._next = len(ranked), 0, 0
+        self.done = not ranked
+        self._pending = pending = []
+        self._ready = ready = []  # rising ranks are a heap
+        for rank, task in enumerate(ranked):
+            task.rank = rank
+            if task.issued < task.width:
+                pending.append(task)
+            if task.have >= task.width or (task.have and self._streams_blocks):
+                ready.append(rank)
+        self.wants_link = self.ahead is not None or bool(pending)
+
+    def _place(self, task: Task) -> Sequence[Eviction] | None:
+        """Decide where a task's missing blocks go, and evict for them; None: staging is full.
+
+        A task with blocks in the prefetch staging keeps none of the rest: a prefix has no hole.
+        """
+        missing = wanted = task.width - task.issued
+        if self._oracle is not None:
+            wanted = self._oracle.wanted(task.entry, task.issued)
+        kept = 0 if task.staged else self.store.keepable(self._part, wanted)
+        if missing - kept > self._staging:
+            return None
+        self._staging -= missing - kept
+        task.transient = task.issued + kept
+        return self.store.admit(task.entry, self._part, kept) if kept else ()
+
+    def _free_staging(self, task: Task, first: int, last: int) -> None:
+        if 0 <= task.transient < last:
+            self._staging += last - max(first, task.transient)
+        if task.staged and self.ahead is not None:
+            used = min(last, task.low + task.staged) - max(first, task.low)
+            self.ahead.give_back(max(0, used))
+
+    def _look_ahead(self, ahead: Lookahead, tasks: list[Task], guess: Iterable[int]) -> None:
+        ahead.drop_rest()
+        following = (self._row + 1) % len(self._rows)
+        self._used[self._row] = [task.expert for task in tasks]
+        if self._future is not None:
+            guess = self._future.tasks(self.event + 1)
+        ahead.predict(following, self._prefetch.predicted(guess, self._used[following]))
+
+    def _ranked(self, tasks: list[Task]) -> list[Task]:
+        rule = self._rule
+        assert rule is not None
+        seed, event = self._order.seed, self.event
+        keys = []
+        for place, task in enumerate(tasks):
+            missing = max(0, task.width - task.issued)
+            load_ns, compute_ns = self._times(task, missing) if rule.timed else (missing, 0)
+            lot = draw_lot(seed, event, place) if rule.drawn else 0
+            keys.append(rule.key(task.width, load_ns, compute_ns, lot))
+        if keys == sorted(keys):
+            return tasks
+        return [tasks[place] for place in sorted(range(len(tasks)), key=keys.__getitem__)]
+
+    def _times(self, task: Task, missing: int) -> tuple[int, int]:
+        """What its missing blocks take to load, and all of it to compute, by the cost model."""
+        assert self._cost is not None
+        load_ns = self._cost.load(missing * self._block_bytes) if missing else 0
+        neurons = task.neurons(0, task.width, self._upto)
+        return load_ns, self._cost.compute(0, task.width, neurons)

@@ -1,0 +1,63 @@
+"""The cache without a clock: what is resident at each event, when events follow one another.
+
+Without prefetch, load order and residency are functions of the events alone (docs/contract.md), so
+whoever only asks what is on the device drives the scheduler here and needs no times.
+"""
+
+from __future__ import annotations
+
+from crisp.errors import CrispError
+from crisp.model.spec import ModelSpec
+from crisp.policy import Budget, Policy
+from crisp.policy.cache import static_residents, warmth
+from crisp.profile import Profile
+from crisp.scheduler.scheduler import EventScheduler
+from crisp.scheduler.tasks import Task
+
+
+class Replay:
+    """A policy's cache in a budget, event by event.
+
+    Events of one layer must come in order; those of different layers may be interleaved at will
+    unless they share a budget or are drawn for (``in_step``).
+    """
+
+    def __init__(self, spec: ModelSpec, policy: Policy, budget: Budget, profile: Profile) -> None:
+        """Raises CrispError for a policy whose residency depends on time."""
+        if policy.prefetch.name != "none":
+            raise CrispError(
+                f"policy {policy.name}: what prefetch {policy.prefetch.name} has brought depends "
+                "on time, which is not modelled here; prefetch none was expected"
+            )
+        if policy.order.rule is not None and policy.order.rule.timed:
+            raise CrispError(
+                f"policy {policy.name}: order {policy.order.name} asks for times, which are not "
+                "modelled here; another order was expected"
+            )
+        capacity = budget.capacity(spec, policy.cache)
+        initial = None
+        if policy.cache.name == "static":
+            initial = static_residents(spec, profile, policy.cache, capacity)
+        self.in_step = policy.cache.in_step
+        warm = warmth(spec, profile) if policy.cache.name == "tier-aware" else None
+        self.scheduler = EventScheduler(
+            spec, policy, capacity, granularity="expert", cost=None, initial=initial, warmth=warm
+        )
+        self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
+        self._n = spec.n_experts
+
+    def resident(self, layer: int) -> list[int]:
+        """Blocks of each expert of a layer that are on the device now."""
+        start = self._rows[layer] * self._n
+        return self.scheduler.store.resident[start : start + self._n]
+
+    def run(self, layer: int, tasks: list[Task]) -> None:
+        """One event from beginning to end."""
+        scheduler = self.scheduler
+        scheduler.start(layer, tasks)
+        while not scheduler.done:
+            load = scheduler.next_load()
+            if load is not None:
+                scheduler.loaded(load)
+            while (task := scheduler.next_compute()) is not None:
+                scheduler.computed(task)

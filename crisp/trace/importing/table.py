@@ -1,0 +1,227 @@
+"""Import of long tables (one row per sequence, token and layer) into a trace file.
+
+The table is read twice: the first pass finds the tokens, the second puts every row where it
+belongs in the mapped trace. So rows may come in any order, and memory is bounded: some bytes a
+token, one batch of the table, and the pages being written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from crisp.errors import CrispError
+from crisp.files import atomic
+from crisp.model.spec import ModelSpec
+from crisp.trace import check, store
+from crisp.trace.file import Header, RoutingTrace
+from crisp.trace.importing.readers import KEYS, Table, open_table
+from crisp.trace.importing.survey import (
+    Ints,
+    Plan,
+    Progress,
+    Survey,
+    keys,
+    place,
+    plan,
+    runs,
+    survey,
+)
+
+_UNKNOWN = 255  # a phase not yet seen
+_STEP = 1 << 12  # rows filled together
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import did: the sizes of the trace, and what its user should know."""
+
+    table_rows: int
+    rows: int
+    layers: int
+    k: int
+    sequences: int
+    dropped: int  # tokens left out, as they lack a layer
+    notes: tuple[str, ...]
+
+
+def import_table(
+    path: Path,
+    out: Path,
+    *,
+    spec: ModelSpec | None = None,
+    n_experts: int | None = None,
+    n_layers: int | None = None,
+    unordered: bool = False,
+    drop_incomplete: bool = False,
+    dataset: str | None = None,
+    tokenizer: str | None = None,
+    progress: Progress = lambda share: None,
+) -> Imported:
+    """Write the table at ``path`` (parquet, CSV or JSON lines) as a trace to ``out``.
+
+    The model is a ``spec``, or ``n_experts`` and ``n_layers``. Experts are sorted by falling weight
+    where the table has weights, else taken to be; ``unordered`` leaves them and says so in the
+    header. For ``drop_incomplete`` see `crisp.trace.importing.survey.plan`.
+
+    Raises CrispError for tables that are unreadable, incomplete, or do not fit the model.
+    """
+    if spec is not None:
+        n_experts, n_layers = spec.n_experts, spec.n_layers
+    if n_experts is None or n_layers is None or n_experts < 1 or n_layers < 1:
+        raise CrispError("import: expected a model, or at least 1 expert and 1 layer")
+    with atomic(out) as temporary:  # first of all: it refuses a folder that is not there
+        table = open_table(path)
+        found = survey(table, n_layers, lambda share: progress(share / 2))
+        if spec is not None:
+            _fits(table, found, spec)
+        planned = plan(table, found, drop_incomplete)
+        header = Header(
+            n_experts=n_experts,
+            top_k=found.k,
+            ordered=not unordered,
+            origin="imported",
+            model=None if spec is None else spec.name,
+            config_hash=None if spec is None else spec.config_hash,
+            spec=None if spec is None else spec.to_dict(),
+            dataset=dataset,
+            tokenizer=tokenizer,
+            note=f"imported from {path.name}",
+        )
+        rows, shape = planned.sequence.shape, (len(planned.sequence), n_layers, found.k)
+        layout: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
+            "experts": (np.int16, shape),
+            "sequence": (np.int32, rows),
+            "position": (np.int32, rows),
+            "phase": (np.uint8, rows),
+        }
+        if table.weights:
+            layout["weights"] = (np.float16, shape)
+        mapped = store.create(temporary, header.to_metadata(), layout)
+        trace = RoutingTrace(header=header, **mapped.arrays)
+        trace.sequence[:], trace.position[:] = planned.sequence, planned.position
+        resorted = _fill(
+            table, found, planned, trace, mapped, lambda share: progress(0.5 + share / 2)
+        )
+        check.validate(trace, str(path), mapped.release)
+    return Imported(
+        table_rows=found.rows,
+        rows=trace.rows,
+        layers=n_layers,
+        k=found.k,
+        sequences=len(trace.sequences()[0]),
+        dropped=planned.dropped,
+        notes=tuple(_notes(table, found, planned, spec, resorted)),
+    )
+
+
+def _fits(table: Table, found: Survey, spec: ModelSpec) -> None:
+    """The table has rows of the model's MoE layers, and of no others."""
+    moe = set(spec.moe_layers)
+    layers = {int(layer) for layer in np.flatnonzero(found.layers)}
+    for odd, what in ((layers - moe, "is not MoE"), (moe - layers, "is MoE, but has no rows")):
+        if odd:
+            raise CrispError(f"{table.path}: layer {min(odd)} of {spec.name} {what}")
+
+
+def _fill(
+    table: Table,
+    found: Survey,
+    planned: Plan,
+    trace: RoutingTrace,
+    mapped: store.Mapped,
+    progress: Progress,
+) -> int:
+    """The second pass: put experts, weights and phases in place.
+
+    Returns how many table rows had to be sorted by weight.
+    """
+    n_layers, n_experts, k = trace.layers, trace.header.n_experts, found.k
+    filled = np.zeros(trace.rows * n_layers, np.bool_)
+    phase = np.full(trace.rows, _UNKNOWN, np.uint8)
+    phased = ["phase"] if "phase" in table.names else []
+    experts_out = trace.experts.reshape(-1, k)
+    weights_out = None if trace.weights is None else trace.weights.reshape(-1, k)
+    dense = ~found.layers
+    for start in range(0, trace.rows if dense.any() else 0, _STEP):
+        trace.experts[start : start + _STEP, dense] = -1
+        mapped.release()
+    resorted = 0
+    for batch, share in table.batches([*KEYS, *table.experts, *table.weights, *phased]):
+        key = keys(table, batch)
+        starts = runs(key)
+        rows = planned.row[np.searchsorted(found.keys, key[starts])]
+        row = np.repeat(rows, np.diff(starts, append=len(key)))
+        kept = row >= 0
+        slot = (row * n_layers + table.integers(batch, "layer", n_layers - 1))[kept]
+        experts = table.expert_matrix(batch, k, n_experts - 1)
+        weights = table.weight_matrix(batch, k) if table.weights else None
+        if weights is not None:
+            weights[experts < 0] = (
+                0  # elsewhere a weight that is not a number is refused in the end
+            )
+        resorted += _sort(experts, weights, trace.header.ordered)
+        filled[slot] = True
+        experts_out[slot] = experts[kept]
+        if weights is not None and weights_out is not None:
+            with np.errstate(over="ignore"):  # becomes infinite, which is refused in the end
+                weights_out[slot] = weights[kept]
+        if phased:
+            _note_phases(table, phase, row[kept], table.integers(batch, "phase", 1)[kept])
+        mapped.release()
+        progress(share)
+    # The number of rows of each token is right, so one that lacks a layer has another one twice.
+    lacking = ~filled.reshape(-1, n_layers)[:, found.layers].all(axis=1)
+    if lacking.any():
+        token = int(np.flatnonzero(planned.row == lacking.argmax())[0])
+        raise CrispError(f"{table.path}: {place(found, token)} has a layer twice")
+    trace.phase[:] = phase if phased else 1
+    return resorted
+
+
+def _note_phases(table: Table, phase: npt.NDArray[np.uint8], row: Ints, new: Ints) -> None:
+    """Note the phases of some rows; all layers of a token must agree."""
+    before = phase[row]
+    phase[row] = new
+    if ((before != _UNKNOWN) & (before != new)).any() or (phase[row] != new).any():
+        raise CrispError(f"{table.path}: a token is prefill in one layer and decode in another")
+
+
+def _sort(experts: Ints, weights: npt.NDArray[np.float64] | None, ordered: bool) -> int:
+    """Put absent experts last and, if ``ordered``, the others by falling weight; in place.
+
+    experts, weights [n, k]. Equal weights keep their order. Returns the number of rows changed.
+    """
+    absent = experts < 0
+    rank = np.zeros(experts.shape) if weights is None or not ordered else -weights
+    if absent.any():
+        rank[absent] = np.inf
+    wrong = np.flatnonzero((rank[:, :-1] > rank[:, 1:]).any(axis=1))
+    order = np.argsort(rank[wrong], axis=1, kind="stable")
+    experts[wrong] = np.take_along_axis(experts[wrong], order, axis=1)
+    if weights is not None:
+        weights[wrong] = np.take_along_axis(weights[wrong], order, axis=1)
+    return len(wrong)
+
+
+def _notes(
+    table: Table, found: Survey, planned: Plan, spec: ModelSpec | None, resorted: int
+) -> list[str]:
+    notes = []
+    if spec is not None and found.k != spec.top_k:
+        notes.append(f"{spec.name} routes to {spec.top_k} experts, the table has {found.k}")
+    absent = [str(layer) for layer in np.flatnonzero(~found.layers)]
+    if spec is None and absent:
+        notes.append(f"no rows of layer {', '.join(absent)}: taken as not MoE")
+    if planned.dropped:
+        notes.append(f"{planned.dropped} tokens lack a layer: left out")
+    if planned.splits:
+        notes.append(f"tokens are missing inside sequences: {planned.splits} new sequences begun")
+    if resorted:
+        notes.append(f"{resorted:,} table row{'s' * (resorted != 1)} sorted by weight")
+    if "phase" not in table.names:
+        notes.append("no column 'phase': all taken as decode")
+    return notes

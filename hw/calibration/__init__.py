@@ -1,0 +1,1 @@
+"""Calibration: a device's times, measured as a hardware profile."""

@@ -1,0 +1,62 @@
+"""The time between two events of a replay: what deciding, combining and handing over take."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from crisp.hardware.measured import Curve
+from crisp.hw.devices.options import Options
+from crisp.hw.replay import replay
+from crisp.hw.store.reader import Store
+from crisp.model.spec import ModelSpec
+from crisp.policy import Budget, named
+from crisp.profile import Profile
+from crisp.run.case import Case, Conditions
+from crisp.run.sinks import Everything
+from crisp.run.timeline import END, KIND, LAYER, START, STEP
+from crisp.trace import DECODE, Header, RoutingTrace
+
+ROWS = (1, 4, 16)
+_STEPS, _LEAST = 64, 8  # of one row; of many rows, which compute longer
+_WARM_UP = 3  # steps: the first loads what the others find
+
+
+def host_times(store: Store, options: Options) -> Curve:
+    """The median time between events by their rows, measured by replaying events of one layer.
+
+    Every row takes the same experts, one block of each; they are resident after the first event.
+    """
+    return Curve(ROWS, tuple(Fraction(int(_median(store, options, rows))) for rows in ROWS))
+
+
+def _median(store: Store, options: Options, rows: int) -> float:
+    spec = store.spec.first_layers(store.spec.moe_layers[0] + 1)
+    sink = Everything()
+    case = Case(
+        trace=_trace(spec, rows),
+        spec=spec,
+        policy=named("lru", width="uniform(0.001)", unit="block"),
+        budget=Budget("", None, spec.top_k * spec.block_bytes),
+        profile=Profile.empty(spec),
+        conditions=Conditions(batch=rows),
+    )
+    replay(case, store, options, sinks=[sink])
+    timeline = sink.rows
+    own = timeline[(timeline[:, KIND] == LAYER) & (timeline[:, STEP] >= _WARM_UP)]
+    return float(np.median(own[:, END] - own[:, START]))
+
+
+def _trace(spec: ModelSpec, rows: int) -> RoutingTrace:
+    """Sequences side by side, as many as a step is to have rows; only the last layer is MoE."""
+    steps = _WARM_UP + max(_LEAST, _STEPS // rows)
+    experts = np.full((rows * steps, spec.n_layers, spec.top_k), -1, np.int16)
+    experts[:, -1] = np.arange(spec.top_k)
+    return RoutingTrace(
+        experts=experts,
+        sequence=np.repeat(np.arange(rows, dtype=np.int32), steps),
+        position=np.tile(np.arange(steps, dtype=np.int32), rows),
+        phase=np.full(rows * steps, DECODE, np.uint8),
+        header=Header(n_experts=spec.n_experts, top_k=spec.top_k, ordered=True, origin="synthetic"),
+    )

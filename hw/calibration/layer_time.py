@@ -1,0 +1,71 @@
+"""The time between two events while a real model writes: attention, routers, and all else.
+
+Between two tokens it has the head and the choice of the next one too, so a mean over all layers is
+what gives a token's time again.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from crisp.hardware.measured import Curve
+from crisp.hw.devices.options import Options
+from crisp.hw.model.generate import generate
+from crisp.hw.model.resident import Resident
+from crisp.policy import Budget, named
+from crisp.run.case import Conditions
+from crisp.run.sinks import Everything
+from crisp.run.timeline import END, KIND, LAYER, START, STEP
+
+ROWS = (1, 16, 64)  # of a step: a token, and chunks of a prompt
+_TOKENS = 24  # written
+_WARM_UP = 3  # of them: the first ones set up what the others find
+
+
+def layer_times(model: Resident, options: Options) -> Curve:
+    """The mean time of a layer by the rows of a step, experts not counted.
+
+    Experts run at one block, a few of which are kept. The prompt is the tokenizer's text of random
+    tokens, and every chunk but the first is counted.
+
+    Raises CrispError as `crisp.hw.model.generate.generate` does.
+    """
+    found = [_mean(model, options, rows) for rows in ROWS]
+    return Curve(ROWS, tuple(Fraction(max(1, round(ns))) for ns in found))
+
+
+def _mean(model: Resident, options: Options, rows: int) -> float:
+    sink, prompt = Everything(), _prompt(model, 4 * max(16, rows))
+    spec = model.store.spec
+    little = Budget("", None, len(spec.moe_layers) * spec.top_k * spec.block_bytes)
+    generate(
+        model, named("lru", width="uniform(0.001)", unit="block"), little, options, prompt,
+        _TOKENS if rows == 1 else 1, conditions=Conditions("expert", chunk=max(16, rows)),
+        sinks=[sink],
+    )  # fmt: skip
+    timeline = sink.rows
+    own = timeline[timeline[:, KIND] == LAYER]
+    prefill = -(-_tokens(model, prompt) // max(16, rows))  # steps
+    if rows == 1:
+        counted = own[:, STEP] >= prefill + _WARM_UP
+    else:  # the last chunk may be shorter
+        counted = (own[:, STEP] > 0) & (own[:, STEP] < prefill - 1)
+    return float((own[counted, END] - own[counted, START]).mean())
+
+
+def _prompt(model: Resident, tokens: int) -> str:
+    """A text of about so many tokens."""
+    tokenizer, draw = model.loaded.tokenizer, np.random.default_rng(0)
+    ids: list[int] = draw.integers(0, len(tokenizer), 2 * tokens).tolist()
+    text: str = tokenizer.decode(ids, skip_special_tokens=True)
+    cut: Any = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:tokens]
+    whole: str = tokenizer.decode(cut, skip_special_tokens=True)
+    return whole
+
+
+def _tokens(model: Resident, prompt: str) -> int:
+    tokenizer: Any = model.loaded.tokenizer
+    return len(tokenizer(prompt, verbose=False)["input_ids"])

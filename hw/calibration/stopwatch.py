@@ -1,0 +1,95 @@
+"""How long operations take on a device's streams, each alone or while the other stream is busy.
+
+A time is what the executor records: from the moment before an operation is handed to its stream to
+its end there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from crisp.hw.devices.protocol import Device, Done
+
+Operation = Callable[[Done], None]
+"""Hands itself to its idle stream, with the callback it is given."""
+
+_PATIENCE = 1.0  # seconds between looks at whether the streams are alive
+
+
+class Chain:
+    """Operations one after the other on one stream."""
+
+    def __init__(self, device: Device, make: Callable[[], Operation], handed: bool) -> None:
+        """make: the next operation, ready but for being handed over, which is timed.
+
+        handed: each is handed over by the thread that waits for the one before, as a computation is
+        when a load has brought its blocks; else begun by the stream's own callback, as most loads
+        are.
+        """
+        self._device, self._make, self._handed = device, make, handed
+        self._took: list[int] = []
+        self._least = self._most = 0
+        self._until: int | None = None
+        self._since = 0
+        self._ended, self._over = threading.Event(), threading.Event()
+        self._failure: BaseException | None = None
+
+    def measure(self, least: int, most: int, limit_ns: int) -> list[int]:
+        """Times in ns of ``least`` to ``most`` operations; after the least, none begins later than
+        ``limit_ns`` from now. Raises what the stream failed with.
+        """
+        self._until = self._device.clock() + limit_ns
+        self._begin(least, most)
+        self._wait()
+        return self._took
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Back to back, while the block runs."""
+        self._until = None
+        self._begin(0, 0)
+        try:
+            yield
+        finally:
+            self._until = 0  # it is late for another
+            self._wait()
+
+    def _begin(self, least: int, most: int) -> None:
+        self._took, self._least, self._most = [], least, most
+        self._over.clear()
+        self._next()
+
+    def _wait(self) -> None:
+        while not self._over.is_set():
+            if not self._ended.wait(_PATIENCE):
+                self._device.check()
+                continue
+            self._ended.clear()
+            if self._handed and not self._over.is_set():
+                self._next()
+        if self._failure is not None:
+            raise self._failure
+
+    def _next(self) -> None:
+        begin = self._make()
+        self._since = self._device.clock()
+        begin(self._done)
+
+    def _done(self, end: int, failure: BaseException | None) -> None:
+        self._took.append(end - self._since)
+        self._failure = failure
+        if failure is not None or self._enough():
+            self._over.set()
+        elif not self._handed:
+            self._next()
+            return
+        self._ended.set()
+
+    def _enough(self) -> bool:
+        if self._until is None:
+            self._took.clear()  # of what only keeps a stream busy nobody asks
+            return False
+        late = self._device.clock() >= self._until
+        return len(self._took) >= self._least and (late or len(self._took) == self._most)

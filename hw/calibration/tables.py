@@ -1,0 +1,128 @@
+"""What a calibration found out: a device's times as the tables of a hardware profile."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from crisp.hardware.measured import Curve, Geometry, Grid, Tables
+from crisp.hardware.tables import to_toml
+from crisp.hw.devices.protocol import Device
+from crisp.hw.store.reader import Store
+from crisp.units import show_bytes
+
+Key = tuple[str, int, int, bool]  # stream, blocks, rows, whether the other stream is busy
+KINDS = {"cpu": "disk", "cuda": "discrete", "unified": "unified"}  # of machine, by device
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured, and where every section of it comes from."""
+
+    kind: str  # of the machine, as a hardware profile has it
+    loads_from: str | None  # of kind unified
+    tables: Tables
+    sources: dict[str, str]
+
+    def toml(self) -> str:
+        """The text of a hardware profile."""
+        why = "calibration measures times, not power"
+        return to_toml(self.kind, self.loads_from, why, self.tables, self.sources)
+
+
+def tabulated(
+    device: Device,
+    store: Store,
+    samples: dict[Key, list[int]],
+    layer: Curve,
+    model: str | None,
+) -> Calibration:
+    """Medians of the samples, in ns, as tables. layer: time between two events, and whose it is.
+
+    A sample is the mean of some operations in a row.
+    """
+    spec = store.spec
+    medians = {key: Fraction(int(np.median(times))) for key, times in samples.items()}
+    sizes = sorted({key[1] for key in samples if key[0] == "load"})
+    pieces = sorted({key[1] for key in samples if key[0] == "compute"})
+    rows = sorted({key[2] for key in samples if key[0] == "compute"})
+    own: dict[str, list[list[int]]] = {}  # samples of each table
+    for (stream, _, _, busy), times in samples.items():
+        own.setdefault("busy" if busy else stream, []).append(times)
+    spreads = {name: round(_spread(own[name]), 4) for name in ("load", "compute", "busy")}
+    tables = Tables(
+        geometry=replace(Geometry.of(spec), dtype=store.dtype, activation=store.activation),
+        load=Curve(
+            tuple(size * spec.block_bytes for size in sizes),
+            tuple(medians["load", size, 0, False] for size in sizes),
+        ),
+        compute=Grid(
+            tuple(pieces),
+            tuple(rows),
+            tuple(tuple(medians["compute", n, row, False] for row in rows) for n in pieces),
+        ),
+        layer=layer,
+        slow_load=_slower(medians, "load"),
+        slow_compute=_slower(medians, "compute"),
+        spreads=tuple(spreads.items()),
+    )
+    where = f"crisp calibrate on {processor()}, {datetime.date.today().isoformat()}"
+    how = ", ".join(f"{key} {value}" for key, value in device.describe().items() if value)
+    what = f"{spec.name} in {store.dtype}, {show_bytes(spec.block_bytes)} a block"
+    told = {
+        name: f"measured: {where}; {how}; {what}; median of {min(map(len, lists))} to "
+        f"{max(map(len, lists))} means of some in a row, interquartile range "
+        f"{_percent(spreads[name])} of it"
+        for name, lists in own.items()
+    }
+    device_kind = KINDS[device.name]
+    return Calibration(
+        device_kind,
+        device.describe()["loads_from"] if device_kind == "unified" else None,
+        tables,
+        {
+            "geometry": f"the store: {what}",
+            "load": f"{told['load']}; back to back, of random experts",
+            "compute": f"{told['compute']}; each handed over when the one before had ended",
+            "layer": f"measured: {where}; "
+            + (
+                "median time between two events of a replay, everything resident"
+                if model is None
+                else f"mean time between two events while {model} writes"
+            ),
+            "busy": f"{told['busy']}; beside whole experts back to back, computing single rows",
+        },
+    )
+
+
+def _slower(medians: dict[Key, Fraction], stream: str) -> Fraction:
+    """Time while the other stream is busy over time alone, all sizes together; at least 1."""
+    busy = [key for key in medians if key[0] == stream and key[3]]
+    alone = sum(medians[*key[:3], False] for key in busy)
+    beside = sum(medians[key] for key in busy)
+    return max(Fraction(1), round(Fraction(beside) / alone, 4))
+
+
+def _spread(lists: list[list[int]]) -> float:
+    """Interquartile range over median: the median over the sizes."""
+    quartiles = [np.percentile(times, (25, 50, 75)) for times in lists]
+    return float(np.median([(high - low) / middle for low, middle, high in quartiles]))
+
+
+def _percent(spread: float) -> str:
+    return f"{100 * spread:.0f} %"
+
+
+def processor() -> str:
+    """The processor's name, as well as it can be had."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,247 @@
+"""Quantised weights against float32, compiled: groups of 64 as vectors of the processor.
+
+A group is too short for a loop of numba's, which takes as long to begin and end as it runs. So this
+is written in LLVM's own words, eight numbers at a time, which every processor cuts into what it
+has. Weights are widened in registers, for as many rows as these hold the sums of; what a row gets
+does not depend on how many they are.
+
+int8 comes as a pool of int8, int4 as one of uint8. Of int4 eight bytes are read at a time, their
+low halves and then the high ones: sixteen columns in the order of `SIXTEEN`, which x and sums have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from crisp.model.quantization import GROUP
+
+SIXTEEN = (0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)
+"""The columns of eight bytes of int4, in the order in which they are computed."""
+
+_LANES = 8
+_FLOAT, _INT, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_FLOATS, _INTS = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_INT, _LANES)
+_BYTES = ir.VectorType(ir.IntType(8), _LANES)
+_NONE = ir.Constant(_FLOATS, None)
+_kept: Any = cgutils.alloca_once_value  # on the stack, for a loop to add to
+_tuple: Any = types.UniTuple
+
+
+def _dots(rows: int, neurons: int) -> Any:
+    def typed(
+        context: Any, x: Any, row: Any, pool: Any, at: Any, halves: Any, scales: Any, groups: Any
+    ) -> Any:
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            x, row, pool, at, halves, scales, groups = args
+            kinds = signature.args
+            read = _Read(builder, kinds[2])
+            x = _data(context, builder, kinds[0], x)
+            first = builder.gep(_data(context, builder, kinds[2], pool), [at])
+            scale = builder.gep(_data(context, builder, kinds[4], halves), [scales])
+            pairs = [(r, i) for r in range(rows) for i in range(neurons)]
+            sums = [_kept(builder, _NONE) for _ in pairs]
+            with cgutils.for_range(builder, groups) as loop:
+                parts: list[tuple[Any, Any]] = [(_NONE, _NONE)] * len(pairs)
+                place = [_step(builder, loop.index, groups, i) for i in range(neurons)]
+                own = [_step(builder, loop.index, groups, r, row) for r in range(rows)]
+                numbers = [_scaled(builder, x, where, GROUP) for where in own]
+                weights = [_scaled(builder, first, where, read.bytes) for where in place]
+                for k in range(0, GROUP, 2 * _LANES):
+                    wide = [read(_at(builder, begin, k * read.bytes // GROUP)) for begin in weights]
+                    for n, (r, i) in enumerate(pairs):
+                        low, high = (
+                            _floats(builder, _at(builder, numbers[r], k + j)) for j in (0, _LANES)
+                        )
+                        parts[n] = (
+                            _added(builder, low, wide[i][0], parts[n][0]),
+                            _added(builder, high, wide[i][1], parts[n][1]),
+                        )
+                by = [_spread(builder, _half(builder, builder.gep(scale, [p]))) for p in place]
+                for n, (_, i) in enumerate(pairs):
+                    whole = builder.fadd(*read.true(parts[n]))
+                    builder.store(_added(builder, whole, by[i], builder.load(sums[n])), sums[n])
+            totals = [_total(builder, builder.load(own)) for own in sums]
+            return context.make_tuple(builder, signature.return_type, totals)
+
+        result = _tuple(types.float32, rows * neurons)
+        return result(x, row, pool, at, halves, scales, groups), code
+
+    return intrinsic(typed)
+
+
+dots_of_rows, dots_of_row, dot = _dots(2, 2), _dots(1, 4), _dots(1, 1)
+"""``(x, row, pool, at, halves, scales, groups)`` -> float32 x w^T: of two rows and two neurons
+each, of a row and four, of a row and one.
+
+x: [r, d_model], of which the rows from ``row`` on are taken; pool: a slot, where weights begin at
+``at``; halves: the slot as int16, where scales begin at ``scales``; groups: of one neuron.
+"""
+
+
+def _adds(rows: int, neurons: int) -> Any:
+    def typed(
+        context: Any, own: Any, hidden: Any, row: Any, neuron: Any, pool: Any, at: Any,
+        halves: Any, scales: Any, groups: Any, count: Any,
+    ) -> Any:  # fmt: skip
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            own, hidden, row, neuron, pool, at, halves, scales, groups, count = args
+            kinds = signature.args
+            read = _Read(builder, kinds[4])
+            own = context.make_array(kinds[0])(context, builder, own)
+            hidden = context.make_array(kinds[1])(context, builder, hidden)
+            first = builder.gep(_data(context, builder, kinds[4], pool), [at])
+            scale = builder.gep(_data(context, builder, kinds[6], halves), [scales])
+            wide = builder.extract_value(own.shape, 1)
+            each = builder.mul(*(builder.extract_value(hidden.shape, i) for i in (1, 2)))
+            mids = [
+                [
+                    builder.load(_at(builder, hidden.data, _step(builder, neuron, each, r, row, i)))
+                    for i in range(neurons)
+                ]
+                for r in range(rows)
+            ]
+            with cgutils.for_range(builder, count) as loop:
+                place = [_step(builder, loop.index, groups, i) for i in range(neurons)]
+                weights = [_scaled(builder, first, where, read.bytes) for where in place]
+                column = builder.mul(loop.index, ir.Constant(_LONG, GROUP))
+                into = [
+                    _at(builder, own.data, _step(builder, column, wide, r)) for r in range(rows)
+                ]
+                by = [_half(builder, builder.gep(scale, [where])) for where in place]
+                shares = [
+                    [_spread(builder, builder.fmul(m, s)) for m, s in zip(mid, by, strict=True)]
+                    for mid in mids
+                ]
+                for k in range(0, GROUP, 2 * _LANES):
+                    sums: list[tuple[Any, Any]] = [(_NONE, _NONE)] * rows
+                    for i, begin in enumerate(weights):
+                        low, high = read(_at(builder, begin, k * read.bytes // GROUP))
+                        sums = [
+                            (_added(builder, share[i], low, a), _added(builder, share[i], high, b))
+                            for share, (a, b) in zip(shares, sums, strict=True)
+                        ]
+                    for r, both in enumerate(sums):
+                        for j, more in zip((0, _LANES), read.true(both), strict=True):
+                            _add(builder, more, _at(builder, into[r], k + j))
+            return context.get_dummy_value()
+
+        result = types.void(own, hidden, row, neuron, pool, at, halves, scales, groups, count)
+        return result, code
+
+    return intrinsic(typed)
+
+
+add_rows, add_row, add_one = _adds(4, 8), _adds(1, 8), _adds(1, 1)
+"""``(own, hidden, row, neuron, pool, at, halves, scales, groups, count)``: own += hidden w, of four
+rows and eight neurons, of a row and eight, of a row and one.
+
+own: float32 [rows, columns], ``count`` groups of columns; hidden: [r, 2, block], of which the first
+of the two and rows and neurons from ``row`` and ``neuron`` on are taken; pool: a slot, where the
+first neuron's weights for these columns begin at ``at``; halves and scales: likewise its scales;
+groups: of a whole neuron.
+"""
+
+
+class _Read:
+    """Reads 16 neighbouring weights, as two vectors: see `SIXTEEN`."""
+
+    def __init__(self, builder: Any, pool: Any) -> None:
+        self._builder, self._packed = builder, pool.dtype == types.uint8
+        self.bytes = GROUP // 2 if self._packed else GROUP
+
+    def __call__(self, pointer: Any) -> tuple[Any, Any]:
+        """The 16 at a pointer to bytes; of int4 times 2^28 and 2^4, which saves shifts."""
+        builder = self._builder
+        if self._packed:
+            both = builder.sext(_load(builder, pointer, _BYTES, 1), _INTS)
+            parts = (
+                builder.shl(both, ir.Constant(_INTS, [28] * _LANES)),
+                builder.and_(both, ir.Constant(_INTS, [-16] * _LANES)),
+            )
+        else:
+            parts = tuple(_load(builder, _at(builder, pointer, i), _BYTES, 1) for i in (0, _LANES))
+        return builder.sitofp(parts[0], _FLOATS), builder.sitofp(parts[1], _FLOATS)
+
+    def true(self, sums: tuple[Any, Any]) -> tuple[Any, Any]:
+        """What sums over weights as they were read are over the weights."""
+        if not self._packed:
+            return sums
+        low, high = (ir.Constant(_FLOATS, [share] * _LANES) for share in (2.0**-28, 2.0**-4))
+        return self._builder.fmul(sums[0], low), self._builder.fmul(sums[1], high)
+
+
+# -- LLVM's words ----------------------------------------------------------------------------------
+
+
+def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+    return context.make_array(kind)(context, builder, array).data
+
+
+def _step(builder: Any, at: Any, step: Any, times: int, more: Any = None, extra: int = 0) -> Any:
+    """at + step * (times + more) + extra."""
+    by = ir.Constant(_LONG, times)
+    by = by if more is None else builder.add(by, more)
+    at = builder.add(at, builder.mul(step, by))
+    return builder.add(at, ir.Constant(_LONG, extra)) if extra else at
+
+
+def _scaled(builder: Any, pointer: Any, index: Any, size: int) -> Any:
+    return builder.gep(pointer, [builder.mul(index, ir.Constant(_LONG, size))])
+
+
+def _at(builder: Any, pointer: Any, offset: Any) -> Any:
+    index = ir.Constant(_LONG, offset) if isinstance(offset, int) else offset
+    return builder.gep(pointer, [index])
+
+
+def _load(builder: Any, pointer: Any, kind: Any, align: int) -> Any:
+    found = builder.load(builder.bitcast(pointer, kind.as_pointer()))
+    found.align = align
+    return found
+
+
+def _floats(builder: Any, pointer: Any) -> Any:
+    return _load(builder, pointer, _FLOATS, 4)
+
+
+def _add(builder: Any, more: Any, pointer: Any) -> None:
+    """Add a vector to what is at a pointer."""
+    place = builder.bitcast(pointer, _FLOATS.as_pointer())
+    builder.store(builder.fadd(_floats(builder, pointer), more), place).align = 4
+
+
+def _half(builder: Any, pointer: Any) -> Any:
+    """The half at a pointer, as float32."""
+    return builder.fpext(builder.bitcast(builder.load(pointer), ir.HalfType()), _FLOAT)
+
+
+def _spread(builder: Any, number: Any) -> Any:
+    """A number in all lanes."""
+    empty = ir.Constant(_FLOATS, ir.Undefined)
+    one = builder.insert_element(empty, number, ir.Constant(_INT, 0))
+    return builder.shuffle_vector(one, one, ir.Constant(_INTS, None))
+
+
+def _added(builder: Any, a: Any, b: Any, to: Any) -> Any:
+    """a * b + to, rounded once where the processor can."""
+    product = builder.fmul(a, b, flags=("contract",))
+    return builder.fadd(to, product, flags=("contract",))
+
+
+def _total(builder: Any, vector: Any) -> Any:
+    """The sum of all lanes."""
+    lanes = _LANES
+    while lanes > 1:
+        lanes //= 2
+        kind = ir.VectorType(_INT, lanes)
+        low, high = (
+            builder.shuffle_vector(vector, vector, ir.Constant(kind, list(range(i, i + lanes))))
+            for i in (0, lanes)
+        )
+        vector = builder.fadd(low, high)
+    return builder.extract_element(vector, ir.Constant(_INT, 0))

@@ -1,0 +1,256 @@
+"""The cpu device's inner loops, compiled: an expert's blocks, for one row or many.
+
+Weights of half precision are widened in registers, eight at a time, and never copied; sums are in
+float32. Against torch 2.13 on one thread of an AMD EPYC with AVX2, 1792 x 4096 in bf16: a row by
+gate or up 0.6 ms (torch 1.4), by the down projection 0.6 ms (1.1 at best, 47 as one writes it); 64
+rows 23 ms (85) and 28 ms (3,160), for torch multiplies halves slowly without instructions for them.
+Rows are slices, for an index that might be negative costs their loops six times as much. Quantised
+blocks have kernels of their own, see `crisp.hw.devices.cpu.quantized`.
+A call takes all blocks of a piece, for 40 us of Python around each of them would be half the time
+of small ones. `benchmarks/compute.py` has the speeds of whole experts.
+
+The pool is [slots, numbers of a block], and rest the same memory as the numbers that biases and
+scales are. x [r, d_model], out [r, d_model] and hidden, [r, 2, block] or that of every block of a
+piece, are float32. For int4 the columns of x are in the order of
+`crisp.hw.devices.cpu.groups.SIXTEEN`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+from crisp.hw.devices.cpu.quantized import gather_groups, project_groups
+from crisp.model.quantization import GROUP
+
+# Numba keeps what it compiles for as long as this file is as it was, whatever it was compiled with.
+# So it names their content: cpu_groups.py 57125ffe78bad5f8,
+# cpu_quantised.py 99d99e46f80be697.
+
+POOL_TYPES = {
+    "bf16": np.uint16, "fp16": np.int16, "fp32": np.float32, "int8": np.int8, "int4": np.uint8,
+}  # fmt: skip
+"""What a store's numbers are taken for here: the two halves are bits, told apart by their sign."""
+
+_TILE = 4096  # columns of the result that are summed up in a core's cache
+_FREE = {"reassoc", "contract", "nsz", "arcp"}  # the order within a sum; infinities stay
+_ALPHA, _LIMIT = np.float32(1.702), np.float32(7)  # gpt-oss's clamped activation
+_ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
+
+SILU, GELU, GPT_OSS = range(3)
+
+
+_ASKED: Any = {"nogil": True, "fastmath": _FREE, "error_model": "numpy"}
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    """Compiled at its first call, for some seconds, and kept on the disk for other processes.
+
+    That needs functions of a module: what a function encloses is another thing in every process.
+    """
+    try:
+        return njit(function, cache=True, **_ASKED)
+    except RuntimeError:  # there is no folder to keep it in
+        return njit(function, **_ASKED)
+
+
+def _widening(context: Any, number: Any) -> Any:
+    """A number of the pool as float32."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if number == types.float32:
+            return args[0]
+        if number == types.int16:
+            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+        wide = builder.zext(args[0], ir.IntType(32))
+        return builder.bitcast(builder.shl(wide, ir.Constant(wide.type, 16)), ir.FloatType())
+
+    return types.float32(number), code
+
+
+_widen: Any = intrinsic(_widening)
+
+
+def project(
+    x: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, hidden: Any, which: int,
+    first: int, last: int,
+) -> None:  # fmt: skip
+    """hidden[:, which] = x w^T of neurons [first, last), w from number ``at`` of the slot on.
+
+    scales: the number of rest at which those of w begin, if it is quantised.
+    """
+
+
+def _project(
+    x: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, hidden: Any, which: int,
+    first: int, last: int,
+) -> None:  # fmt: skip
+    """Of floats."""
+    rows, d = x.shape
+    block = pool[slot]
+    end = last - (last - first) % 4
+    for i in range(first, end, 4):  # four neurons share what is read of x
+        w = at + i * d
+        p, q, s, t = block[w:], block[w + d :], block[w + 2 * d :], block[w + 3 * d :]
+        for r in range(rows):
+            row = x[r]
+            a, b, c, e = _ZERO, _ZERO, _ZERO, _ZERO
+            for j in range(d):
+                v = row[j]
+                a += v * _widen(p[j])
+                b += v * _widen(q[j])
+                c += v * _widen(s[j])
+                e += v * _widen(t[j])
+            hidden[r, which, i], hidden[r, which, i + 1] = a, b
+            hidden[r, which, i + 2], hidden[r, which, i + 3] = c, e
+    for i in range(end, last):
+        p = block[at + i * d :]
+        for r in range(rows):
+            row = x[r]
+            a = _ZERO
+            for j in range(d):
+                a += row[j] * _widen(p[j])
+            hidden[r, which, i] = a
+
+
+@overload(project, jit_options=_ASKED, strict=False)
+def _(x: Any, pool: Any, *_: Any) -> Any:
+    return project_groups if pool.dtype.bitwidth == 8 else _project
+
+
+@_compiled
+def activate(
+    hidden: Any, rest: Any, slot: int, at: int, block: int, kind: int, biased: bool,
+    first: int, last: int,
+) -> None:  # fmt: skip
+    """hidden[:, 0] of neurons [first, last) from both projections, in place.
+
+    Biases from number ``at`` of rest on: gate, then up.
+    """
+    for r in range(hidden.shape[0]):
+        for i in range(first, last):
+            gate, up = hidden[r, 0, i], hidden[r, 1, i]
+            if biased:
+                gate += _widen(rest[slot, at + i])
+                up += _widen(rest[slot, at + block + i])
+            if kind == GPT_OSS:
+                gate, up = min(gate, _LIMIT), min(max(up, -_LIMIT), _LIMIT)
+                hidden[r, 0, i] = (up + _ONE) * gate / (_ONE + np.exp(-_ALPHA * gate))
+            elif kind == SILU:
+                hidden[r, 0, i] = up * gate / (_ONE + np.exp(-gate))
+            else:
+                phi = _HALF * (_ONE + np.float32(math.erf(gate / math.sqrt(2.0))))
+                hidden[r, 0, i] = up * gate * phi
+
+
+def gather(
+    hidden: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, neurons: int, out: Any,
+    first: int, last: int,
+) -> None:  # fmt: skip
+    """out += hidden[:, 0] w of columns [first, last), w from number ``at`` on; scales: as above."""
+
+
+def _gather(
+    hidden: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, neurons: int, out: Any,
+    first: int, last: int,
+) -> None:  # fmt: skip
+    """Of floats."""
+    d = out.shape[1]
+    block = pool[slot]
+    whole = np.empty(_TILE, np.float32)
+    for low in range(first, last, _TILE):
+        size = min(last - low, _TILE)
+        own = whole[:size]
+        for r in range(out.shape[0]):
+            own[:] = _ZERO
+            for i in range(0, neurons - 7, 8):  # eight neurons share a pass over the tile
+                w = at + i * d + low
+                a, b, c, e = hidden[r, 0, i : i + 4]
+                f, g, k, m = hidden[r, 0, i + 4 : i + 8]
+                n, o, p, q = block[w:], block[w + d :], block[w + 2 * d :], block[w + 3 * d :]
+                w += 4 * d
+                s, t, u, v = block[w:], block[w + d :], block[w + 2 * d :], block[w + 3 * d :]
+                for j in range(size):
+                    own[j] += (
+                        a * _widen(n[j]) + b * _widen(o[j]) + c * _widen(p[j]) + e * _widen(q[j])
+                    ) + (
+                        f * _widen(s[j]) + g * _widen(t[j]) + k * _widen(u[j]) + m * _widen(v[j])
+                    )  # fmt: skip
+            for i in range(neurons - neurons % 8, neurons):
+                a, n = hidden[r, 0, i], block[at + i * d + low :]
+                for j in range(size):
+                    own[j] += a * _widen(n[j])
+            for j in range(size):
+                out[r, low + j] += own[j]
+
+
+@overload(gather, jit_options=_ASKED, strict=False)
+def _(hidden: Any, pool: Any, *_: Any) -> Any:
+    return gather_groups if pool.dtype.bitwidth == 8 else _gather
+
+
+@_compiled
+def own_part(n: int, whole: int, part: int, parts: int) -> tuple[int, int]:
+    """[first, last) of n that a thread takes: of so many, so that sums do not depend on parts."""
+    each = whole * -(-n // (whole * parts))
+    return min(n, part * each), min(n, (part + 1) * each)
+
+
+@_compiled
+def front(
+    x: Any, pool: Any, rest: Any, slots: Any, counts: Any, neurons: Any, block: int, matrix: int,
+    behind: int, kind: int, biased: bool, hidden: Any, part: int, parts: int,
+) -> None:  # fmt: skip
+    """hidden[b] of each block b: a part of its neurons, for its leading counts[b] rows.
+
+    matrix: numbers of the pool in one; behind: the number of rest that comes after all three.
+    """
+    scales, groups = behind + 2 * block * biased, block * x.shape[1] // GROUP
+    for b in range(len(slots)):
+        slot, rows = slots[b], counts[b]
+        own = hidden[b, :rows]
+        first, last = own_part(neurons[b], 16, part, parts)
+        for w in range(2):
+            where = w * matrix, scales + w * groups
+            project(x[:rows], pool, rest, slot, where[0], where[1], own, w, first, last)
+        activate(own, rest, slot, behind, block, kind, biased, first, last)
+
+
+@_compiled
+def back(
+    pool: Any, rest: Any, slots: Any, counts: Any, neurons: Any, block: int, matrix: int,
+    behind: int, biased: bool, hidden: Any, out: Any, part: int, parts: int,
+) -> None:  # fmt: skip
+    """out += hidden[b] by the down projection of each block b in turn: a part of the columns."""
+    d = out.shape[1]
+    first, last = own_part(d, GROUP, part, parts)
+    scales = behind + 2 * block * biased + 2 * (block * d // GROUP)
+    for b in range(len(slots)):
+        rows = counts[b]
+        own, into = hidden[b, :rows], out[:rows]
+        gather(own, pool, rest, slots[b], 2 * matrix, scales, neurons[b], into, first, last)
+
+
+@_compiled
+def run(
+    x: Any, pool: Any, rest: Any, slots: Any, counts: Any, neurons: Any, block: int, matrix: int,
+    behind: int, kind: int, biased: bool, hidden: Any, out: Any,
+) -> None:  # fmt: skip
+    """All of it by one thread."""
+    front(x, pool, rest, slots, counts, neurons, block, matrix, behind, kind, biased, hidden, 0, 1)
+    back(pool, rest, slots, counts, neurons, block, matrix, behind, biased, hidden, out, 0, 1)
+
+
+@_compiled
+def weigh(sums: Any, weights: Any, rows: Any, out: Any) -> None:
+    """out[rows] += sums times weights, rounded in between; no row stands there twice."""
+    for i in range(len(rows)):
+        own, into, weight = sums[i], out[rows[i]], weights[i]
+        for j in range(len(own)):
+            into[j] += own[j] * weight

@@ -1,0 +1,1 @@
+"""A transformers model whose routed experts come from a store."""

@@ -1,0 +1,305 @@
+"""generate(): a real model writes, with its routed experts only in a store.
+
+The model is transformers' own, and so is what drives it. Time that is no expert's is in the layers'
+intervals: attention, routers, shared experts, and between two tokens the head and the choice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from crisp.adapter import Routing
+from crisp.capture import stops
+from crisp.checkpoint.windows import opening
+from crisp.errors import CrispError
+from crisp.extras import need
+from crisp.hardware.energy import Meter
+from crisp.hardware.profile import HardwareProfile
+from crisp.hw.devices.options import Options
+from crisp.hw.devices.slots import Slots, slots_needed
+from crisp.hw.executor import Executor, measured_run
+from crisp.hw.model.offloaded import Offloaded
+from crisp.hw.model.resident import Resident
+from crisp.hw.store.reader import Store
+from crisp.hw.telemetry.metering import metering, power_model
+from crisp.policy import Budget, Policy
+from crisp.profile import Profile
+from crisp.run.case import Case, Conditions, check_times
+from crisp.run.result import Run
+from crisp.run.timeline import Recorder, Sink
+from crisp.scheduler.scheduler import EventScheduler
+from crisp.trace import DECODE, PREFILL, Header, RoutingTrace
+
+_CUT = "�"  # what a tokenizer makes of a character that has not come to its end
+_BEFORE = 5  # tokens of the prompt that the first new ones are spelled after
+
+
+@dataclass(frozen=True, eq=False)
+class Generated:
+    """What was written; ``tokens`` has the one that ended the text, if one did."""
+
+    run: Run
+    text: str
+    tokens: tuple[int, ...]
+    trace: RoutingTrace  # of all tokens that were fed: the prompt's, and all new ones but the last
+
+
+def generate(
+    model: Resident,
+    policy: Policy,
+    budget: Budget,
+    options: Options,
+    prompt: str,
+    max_new_tokens: int,
+    *,
+    profile: Profile | None = None,
+    split: str | None = None,
+    conditions: Conditions | None = None,
+    hardware: HardwareProfile | None = None,
+    meter: Meter | None = None,
+    modelled_energy: bool = False,
+    sinks: Sequence[Sink] = (),
+    on_text: Callable[[str], None] = lambda text: None,
+    watch: Callable[[EventScheduler], None] | None = None,
+) -> Generated:
+    """Continue ``prompt`` greedily, by at most ``max_new_tokens``.
+
+    profile: counts of combinations, for widths and caches that need them; split: where they are
+    from, in words. conditions: phase all and one sequence, whatever else. hardware: asked by orders
+    that need times, and for its power figures with modelled_energy; else energy is the meter's.
+    on_text: told each piece of text when it has been written. watch: shown the
+    scheduler whenever an event is over.
+
+    Raises CrispError for what does not fit together, and for what goes wrong with the device: what
+    ``on_text`` was told until then is right.
+    """
+    check(policy, profile, hardware, max_new_tokens)
+    ids = _prompt(model, prompt, max_new_tokens)
+    case = fresh_case(model.store, policy, budget, profile, split, conditions or Conditions())
+    cost, power = case.order_cost(hardware), power_model(hardware, modelled_energy)
+    scheduler, recorder = case.scheduler(cost), Recorder(sinks, case.conditions.by_block)
+    needed = slots_needed(case.spec, case.capacity(), scheduler.ahead is not None)
+    writer = Writer(model.loaded.tokenizer, ids, on_text)
+    with closing(options.open(model.store, needed)) as device, metering(meter, power) as metered:
+        executor = Executor(case.spec, scheduler, device, Slots(case.spec, needed), recorder, watch)
+        offloaded = Offloaded(model, case, executor, len(ids))
+        with _threads(options.threads), offloaded.attached():
+            executor.preload()
+            metered.start()
+            _write(model, ids, max_new_tokens, case.conditions.chunk, writer)
+            offloaded.end()
+        total_ns = executor.finish()
+        metered.stop()
+        described = device.describe()
+    about = f"prompt sha256:{hashlib.sha256(prompt.encode()).hexdigest()}"
+    case = replace(case, trace=_trace(model, offloaded.routing(), len(ids), about))
+    run = measured_run(
+        case,
+        described,
+        model.store.describe(),
+        hardware if cost or power else None,
+        executor,
+        total_ns,
+        offloaded.skipped,
+        metered.energy,
+        offloaded.lookup_ns,
+    )
+    return Generated(run, writer.text, tuple(writer.new), case.trace)
+
+
+def check(
+    policy: Policy,
+    profile: Profile | None,
+    hardware: HardwareProfile | None,
+    max_new_tokens: int,
+) -> None:
+    """Raise CrispError for what `generate` would refuse, before there is a model."""
+    for needs, what in (
+        (policy.width.counted, f"width {policy.width_name}"),
+        (policy.cache.profiled, f"cache {policy.cache.name}"),
+    ):
+        if needs and profile is None:
+            raise CrispError(
+                f"policy {policy.name}: {what} needs counts of combinations; give --metadata FILE, "
+                "as crisp prepare writes it"
+            )
+    if policy.oracle:
+        raise CrispError(
+            f"policy {policy.name}: {policy.oracle} is an oracle, and nobody knows what will be "
+            "generated; crisp simulate takes it, with a trace"
+        )
+    if policy.prefetch.name == "frequent":
+        raise CrispError(
+            f"policy {policy.name}: prefetch frequent asks a trace which experts follow which, and "
+            "there is none; none, previous or guess was expected"
+        )
+    check_times(policy, hardware)
+    if max_new_tokens < 1:
+        raise CrispError(f"--max-new-tokens {max_new_tokens}: expected 1 or more")
+
+
+def fresh_case(
+    store: Store,
+    policy: Policy,
+    budget: Budget,
+    profile: Profile | None,
+    split: str | None,
+    conditions: Conditions,
+) -> Case:
+    """What is run, of no rows yet: which they are is known when they have been run."""
+    spec = store.spec
+    none = np.zeros(0, np.int32)
+    trace = RoutingTrace(
+        experts=np.zeros((0, spec.n_layers, spec.top_k), np.int16),
+        sequence=none,
+        position=none,
+        phase=none.astype(np.uint8),
+        header=Header(n_experts=spec.n_experts, top_k=spec.top_k, ordered=True, origin="captured"),
+    )
+    return Case(
+        trace=trace,
+        spec=spec,
+        policy=policy,
+        budget=budget,
+        profile=profile or Profile.empty(spec),
+        conditions=replace(conditions, phase="all", batch=1, limit=None),
+        split=split,
+    )
+
+
+def _trace(model: Resident, routing: Routing, prompt: int, about: str | None) -> RoutingTrace:
+    """The routing of one sequence of which the first ``prompt`` tokens were given."""
+    loaded, spec = model.loaded, model.store.spec
+    position = np.arange(len(routing.experts), dtype=np.int32)
+    header = Header(
+        model=loaded.name,
+        config_hash=spec.config_hash,
+        n_experts=spec.n_experts,
+        top_k=spec.top_k,
+        dataset=about,
+        tokenizer=f"{loaded.name}, {len(loaded.tokenizer)} tokens",
+        origin="captured",
+        ordered=True,
+        spec=spec.to_dict(),
+        note=f"a prompt of {prompt} tokens, continued greedily; {loaded.how}",
+    )
+    return RoutingTrace(
+        experts=routing.experts,
+        sequence=np.zeros(len(position), np.int32),
+        position=position,
+        phase=np.where(position < prompt, PREFILL, DECODE).astype(np.uint8),
+        weights=routing.weights.astype(np.float16),
+        guess=routing.guess if (routing.guess >= 0).any() else None,
+        header=header,
+    )
+
+
+def _prompt(model: Resident, prompt: str, max_new_tokens: int) -> list[int]:
+    """Its tokens; CrispError for none, too many, or those of another model's tokenizer."""
+    tokenizer, config = model.loaded.tokenizer, model.loaded.model.config
+    ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = [*opening(tokenizer), *ids]
+    if not ids:
+        raise CrispError("--prompt: has no tokens, expected a text to continue")
+    if max(ids) >= config.vocab_size:
+        raise CrispError(
+            f"{model.loaded.name}: its tokenizer gives token {max(ids)}, but the model knows "
+            f"{config.vocab_size} tokens"
+        )
+    context = getattr(config, "max_position_embeddings", None)
+    if context is not None and len(ids) + max_new_tokens > context:
+        raise CrispError(
+            f"--prompt of {len(ids)} tokens and --max-new-tokens {max_new_tokens}: the model's "
+            f"context is {context}"
+        )
+    return ids
+
+
+def _write(
+    model: Resident, prompt: list[int], max_new_tokens: int, chunk: int, writer: Writer
+) -> None:
+    """Let transformers drive the model: greedily, the prompt in chunks."""
+    torch, transformers, own = need("torch"), need("transformers"), model.loaded.model
+    ends = sorted(stops(model.loaded))
+    greedy = transformers.GenerationConfig(
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=ends or None,
+        pad_token_id=ends[0] if ends else 0,
+        prefill_chunk_size=chunk if len(prompt) > chunk else None,
+    )
+    ids = torch.tensor([prompt], device=own.device)
+    # the model's own would fill in what this one leaves open, such as a penalty on repetition
+    published, own.generation_config = own.generation_config, greedy
+    try:
+        own.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=greedy,
+            streamer=writer,
+        )
+    finally:
+        own.generation_config = published
+
+
+class Writer:
+    """Takes tokens as transformers' streamers do, and hands on the text they add."""
+
+    def __init__(self, tokenizer: Any, prompt: list[int], on_text: Callable[[str], None]) -> None:
+        self._tokenizer, self._on_text = tokenizer, on_text
+        self._ids = list(prompt)
+        self._prompt = len(prompt)
+        # What tokens spell depends on those before: text is what [_from:] adds to [_from:_told].
+        self._from, self._told = max(0, len(prompt) - _BEFORE), len(prompt)
+        self._is_prompt = True
+        self.text = ""
+
+    @property
+    def new(self) -> list[int]:
+        """The tokens behind the prompt."""
+        return self._ids[self._prompt :]
+
+    def put(self, tokens: Any) -> None:
+        """The prompt's tokens first, then one new token after the other."""
+        if self._is_prompt:
+            self._is_prompt = False
+            return
+        self._ids += tokens.flatten().tolist()
+        self._tell(cut=False)
+
+    def end(self) -> None:
+        """There are no more."""
+        self._tell(cut=True)
+
+    def _tell(self, cut: bool) -> None:
+        """Hand on what is new; with ``cut`` also a character that has not come to its end."""
+        before = self._spelled(self._ids[self._from : self._told])
+        whole = self._spelled(self._ids[self._from :])
+        if len(whole) > len(before) and (cut or not whole.endswith(_CUT)):
+            self._from, self._told = self._told, len(self._ids)
+            self.text += whole[len(before) :]
+            self._on_text(whole[len(before) :])
+
+    def _spelled(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """What the model itself computes takes so many threads, like its experts."""
+    torch = need("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

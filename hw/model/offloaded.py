@@ -1,0 +1,149 @@
+"""An executor under a transformers model: what its routers choose becomes events.
+
+The model computes attention, routers, shared experts and its head; a routed expert is a task, and
+what it computes comes back summed with the router's weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from crisp.adapter import Routing, handling, looking_ahead
+from crisp.errors import CrispError
+from crisp.extras import need
+from crisp.hw.devices.batch import works
+from crisp.hw.executor import Executor
+from crisp.hw.model.lookup import Lookup
+from crisp.hw.model.resident import Resident
+from crisp.hw.store.reader import TYPES
+from crisp.model.quantization import BITS
+from crisp.run.case import Case
+from crisp.scheduler.workload import Step, union
+from crisp.trace import DECODE, PREFILL
+
+
+class Offloaded:
+    """The forward passes of one sequence: which step each one is, and what was routed where."""
+
+    def __init__(self, model: Resident, case: Case, executor: Executor, prompt: int) -> None:
+        """case: of its policy and profile. prompt: its tokens."""
+        self._model, self._executor, self._prompt = model, executor, prompt
+        self._layers, self._experts = model.found.layers, case.spec.n_experts
+        own = model.loaded.model.dtype  # whole numbers are of no type of their own
+        quantised = model.store.dtype in BITS
+        self._kind = own if quantised else getattr(need("torch"), TYPES[model.store.dtype])
+        self._widths = case.policy.width.bind(case.spec, case.profile, True)
+        self._lookup = Lookup(
+            case.spec, self._widths, executor.device.upload, executor.device.fetch
+        )
+        self._guesses = case.policy.prefetch.name == "guess"
+        self._passes: list[Routing] = []
+        self._shape = model.found.n_layers, case.spec.top_k
+        self._step: Step | None = None  # the pass that runs
+        self._turn = len(self._layers)  # the MoE layer that comes next
+        self._heard: tuple[Any, Any] | None = None  # its router's answer ahead of it
+        self.skipped = 0  # (token, expert)s of width 0
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """The model runs its experts here within the block."""
+        model, found = self._model.loaded.model, self._model.found
+        hook = model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        try:
+            with handling(found, self._run):
+                if self._guesses:
+                    with looking_ahead(found, self._hear):
+                        yield
+                else:
+                    yield
+        finally:
+            hook.remove()
+
+    @property
+    def lookup_ns(self) -> int:
+        """What finding widths has taken so far, but for waiting for the routers."""
+        return self._lookup.own_ns
+
+    def end(self) -> None:
+        """The last pass has ended."""
+        self._ended()
+        self._executor.end_step(self._step)
+
+    def routing(self) -> Routing:
+        """Of every token that was fed; guesses are -1 where the policy does not ask for them."""
+        none = Routing(*empty(0, *self._shape))
+        names = ("experts", "weights", "guess")
+        parts = [[getattr(one, name) for one in (none, *self._passes)] for name in names]
+        return Routing(*map(np.concatenate, parts))
+
+    def _begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The hook in front of a forward pass."""
+        self._ended()
+        self._executor.end_step(self._step)
+        tokens = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        first = 0 if self._step is None else self._step.rows[-1] + 1
+        rows = range(first, first + tokens.numel())
+        prefill = first < self._prompt
+        opens, closes = first == 0, prefill and rows.stop == self._prompt
+        self._step = Step(rows, PREFILL if prefill else DECODE, opens, closes)
+        self._passes.append(Routing(*empty(len(rows), *self._shape)))
+        self._turn = 0
+
+    def _ended(self) -> None:
+        if self._turn < len(self._layers):
+            name = self._layers[self._turn].name
+            raise CrispError(f"{name}: was not called in the forward pass; not understood")
+
+    def _hear(self, which: int, index: Any, weights: Any) -> None:
+        """What the router of a layer says of the input of the block before."""
+        self._heard = index, weights
+
+    def _run(self, which: int, hidden: Any, index: Any, weights: Any, _: Any) -> Any:
+        """The Handler: widths from the policy, then an event."""
+        layer, executor = self._layers[which], self._executor
+        if which != self._turn:
+            raise CrispError(f"{layer.name}: was called out of its turn; not understood")
+        self._turn += 1
+        inputs = hidden.detach().to(self._kind)  # before the wait, so that nothing follows it
+        chosen = self._lookup(which, layer.name, index, weights, self._heard)
+        self._heard = None
+        ids, w, widths = chosen.experts, chosen.weights, chosen.widths
+        seen = self._passes[-1]
+        seen.experts[:, layer.index, : ids.shape[1]] = ids
+        seen.weights[:, layer.index, : ids.shape[1]] = w
+        if chosen.guess is not None:
+            following = self._layers[which + 1].index
+            seen.guess[:, following, : chosen.guess.shape[1]] = chosen.guess
+        if widths is None:
+            resident = executor.residents(layer.index) if self._widths.residency else None
+            half = w.astype(np.float16)  # as a trace has them: both decide alike
+            widths = self._widths.widths(layer.index, ids, half, resident)
+        self.skipped += int(((widths == 0) & (ids >= 0)).sum())
+        tasks = union(ids.tolist(), widths.tolist())
+        guess = () if chosen.guess is None else chosen.guess.ravel().tolist()
+        made = partial(works, ids, widths, w, executor.device.place(inputs))
+        out = executor.event(layer.index, tasks, guess, made, len(ids))()
+        bias = self._model.biases[which]
+        if bias is not None:  # of the down projection: part of every width
+            out = out + executor.device.upload(self._shares(ids, widths, w)) @ bias
+        return out.to(hidden)
+
+    def _shares(
+        self, ids: npt.NDArray[Any], widths: npt.NDArray[Any], weights: npt.NDArray[np.float32]
+    ) -> Any:
+        """The router's weight of every expert that is executed: [n, experts]."""
+        shares = np.zeros((len(ids), self._experts + 1), np.float32)  # the last is for "none"
+        np.put_along_axis(shares, ids.astype(np.int64), np.where(widths > 0, weights, 0), 1)
+        return need("torch").from_numpy(shares[:, :-1])
+
+
+def empty(rows: int, layers: int, k: int) -> tuple[Any, Any, Any]:
+    """Routing [rows, layers, k] that says nothing yet: experts, weights, guess."""
+    none = np.full((rows, layers, k), -1, np.int16)
+    return none, np.zeros(none.shape, np.float32), none.copy()

@@ -1,0 +1,180 @@
+"""A transformers model of which everything but the routed experts is in memory.
+
+Those stay where they are, in a store: their parameters are on torch's meta device for good.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from crisp.adapter import Experts, Layout, layout
+from crisp.checkpoint.conversion import Conversion
+from crisp.checkpoint.files import Checkpoint, open_checkpoint, weights_digest
+from crisp.checkpoint.loading import Loaded, load_config, load_tokenizer, one_line
+from crisp.checkpoint.skeleton import make_buffers, place
+from crisp.errors import CrispError
+from crisp.extras import need
+from crisp.hw.store.blocks import blocks_of
+from crisp.hw.store.checkpoint_experts import Reader, skeleton
+from crisp.hw.store.packing import activation_of
+from crisp.hw.store.reader import Store
+from crisp.model.spec import ModelSpec
+from crisp.profile.metadata import FILE, Metadata
+
+Progress = Callable[[int, int], None]
+"""``(done, total)``, in bytes"""
+
+_FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+
+
+@dataclass(frozen=True, eq=False)
+class Resident:
+    """A model ready to run, but for its experts."""
+
+    loaded: Loaded
+    store: Store
+    found: Layout  # where the experts would be
+    biases: tuple[Any, ...]  # by MoE row: of the down projections, [experts, d_model] float32
+
+
+def open_resident(
+    folder: Path,
+    store: Store,
+    *,
+    device: str = "cpu",
+    verify: bool = False,
+    progress: Progress | None = None,
+) -> Resident:
+    """The model in ``folder``, in its own type, with its experts in ``store``.
+
+    device: torch's name of where it runs.
+    verify: hash all weights in the folder, to be sure that they are those the store was packed
+    from. Otherwise the blocks of one expert in the first MoE layer and of one in the last are
+    compared, and what a prepared model's metadata says.
+
+    Raises CrispError for a checkpoint that is not whole or does not fit its config, a model that is
+    not understood, and another model's store.
+    """
+    checkpoint, config = open_checkpoint(folder), load_config(folder)
+    spec = same_geometry(folder, store)
+    _same_weights(checkpoint, store, verify, progress)
+    torch, transformers = need("torch"), need("transformers")
+    kind = config.dtype or _kind(checkpoint)
+    with one_line(str(folder), "its config"), torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=kind).eval()
+    _keep_float32(model, kind)
+    found = layout(model)
+    stored = {name for layer in found.layers for name in _stored(Experts.of(layer))}
+    conversion = Conversion(model, checkpoint)
+    make_buffers(model)
+    wanted = {name: x for name, x in model.state_dict().items() if name not in stored}
+    total, done = sum(x.nbytes for x in wanted.values()), 0
+    for name, tensor in conversion.tensors(wanted.keys()):
+        place(model, name, tensor.to(device))
+        done += tensor.nbytes
+        if progress is not None:
+            progress(done, total)
+    # The checkpoint has one of the names that a tied tensor goes by, or all of them.
+    missing = {name for name, x in model.state_dict().items() if name in wanted and x.is_meta}
+    model.tie_weights(missing_keys=missing, recompute_mapping=False)
+    for name, buffer in list(model.named_buffers()):  # those that no checkpoint holds, too
+        if not buffer.is_meta:
+            place(model, name, buffer.to(device))
+    left = [name for name, x in model.state_dict().items() if name in wanted and x.is_meta]
+    if left:  # a family may say that it can do without; what it would do is not understood
+        raise CrispError(f"{folder}: lacks the model's {min(left)}")
+    _forget(checkpoint)
+    with one_line(str(folder), "its generation_config.json"):
+        if (folder / "generation_config.json").exists():
+            model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    loaded = Loaded(
+        model=model,
+        tokenizer=load_tokenizer(folder),
+        name=folder.resolve().name,
+        revision=None,
+        spec=spec,
+        how=f"{str(model.dtype).removeprefix('torch.')} on {device}, experts in {store.dtype}, "
+        f"torch {torch.__version__}, transformers {transformers.__version__}",
+    )
+    return Resident(
+        loaded, store, found, tuple(_down_bias(layer.experts) for layer in found.layers)
+    )
+
+
+def same_geometry(folder: Path, store: Store) -> ModelSpec:
+    """Raise CrispError unless the store is one of this model; returns the model's geometry."""
+    spec = ModelSpec.from_config(folder)
+    if store.spec.config_hash != spec.config_hash or store.spec.n_layers != spec.n_layers:
+        raise CrispError(
+            f"{store.path}: is a store of {store.spec.name}, not of the model {folder}"
+        )
+    if store.origin != "checkpoint":
+        raise CrispError(f"{store.path}: holds random weights, not those of {folder}")
+    return spec
+
+
+def _same_weights(
+    checkpoint: Checkpoint, store: Store, verify: bool, progress: Progress | None
+) -> None:
+    """Raise CrispError where the folder's weights can be told from those that were packed."""
+    folder = checkpoint.folder
+    refused = CrispError(f"{store.path}: was packed from other weights than those in {folder}")
+    if (folder / FILE).exists() and Metadata.load(folder / FILE).weights != store.weights:
+        raise refused
+    if verify and weights_digest(folder, progress) != store.weights:
+        raise refused
+    config = folder / "config.json"
+    if activation_of(json.loads(config.read_bytes()), str(config)) != store.activation:
+        raise refused
+    found = skeleton(folder, store.spec, store.activation)
+    hashed, layers = need("xxhash").xxh3_64_intdigest, store.spec.moe_layers
+    for row in sorted({0, len(layers) - 1}):
+        with Reader(checkpoint, found, lambda more: None) as reader:
+            blocks = blocks_of(reader, store.spec, layers[row], store.dtype)
+            seen = [hashed(own.data) for own in islice(blocks, store.spec.n_blocks)]
+        if seen != store.hashes(row)[0].tolist():
+            raise refused
+
+
+def _kind(checkpoint: Checkpoint) -> Any:
+    """The type of the first floating-point tensor: what transformers goes by as well."""
+    kinds = (tensor.dtype for tensor in checkpoint.tensors.values())
+    return getattr(need("torch"), next(_FLOATS[kind] for kind in kinds if kind in _FLOATS))
+
+
+def _keep_float32(model: Any, kind: Any) -> None:
+    """Some families keep a few parameters, such as routers, in float32 whatever the model's type.
+
+    transformers converts them when it loads; so does this, on the meta device.
+    """
+    plan = model._get_dtype_plan(kind)
+    if not plan:
+        return
+    kept = re.compile("|".join(name.replace("*", ".*") for name in plan))
+    for name, tensor in model.state_dict().items():
+        if kept.search(name):
+            place(model, name, tensor.float())
+
+
+def _stored(experts: Experts) -> list[str]:
+    """Names of what a store holds of a layer's experts."""
+    names = [name for name, _ in experts.matrices()]
+    return names + ([f"{experts.name}.gate_up_proj_bias"] if experts.has_bias else [])
+
+
+def _forget(checkpoint: Checkpoint) -> None:
+    """Leave no page of the files in the system's cache: that is memory, too."""
+    for shard in checkpoint.shards:
+        with (checkpoint.folder / shard).open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _down_bias(module: Any) -> Any:
+    return module.down_proj_bias.detach().float() if module.has_bias else None

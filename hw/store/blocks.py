@@ -1,0 +1,165 @@
+"""What is written, block by block: from an expert that was read, or from random numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from crisp.errors import CrispError
+from crisp.hw.store.checkpoint_experts import Expert, Reader
+from crisp.hw.store.numbers import NAMES, UNSIGNED, Array, all_finite, converted, in_bytes
+from crisp.hw.store.writer import Bytes
+from crisp.model.quantization import BITS, GROUP, quantise
+from crisp.model.spec import ModelSpec
+
+_TILE = 32  # rows of a matrix that is turned: the lines of a tile stay in a core's cache
+_SHIFTS = 1 << 20  # positions at which a block's random numbers may begin
+_APART = 7919  # by how many they begin after the previous block's; prime to the above
+
+
+class _Buffer:
+    """One block in the making: its bytes, and its parts as views of unsigned numbers.
+
+    Rows of matrices are bytes in int8 and int4, which alone have scales.
+    """
+
+    def __init__(self, spec: ModelSpec, dtype: str) -> None:
+        self.data: Bytes = np.zeros(spec.block_bytes, np.uint8)
+        self._used, self._quantised = 0, dtype in BITS
+        self.kind = NAMES.get(dtype, "F16")  # of biases and scales, and of floats themselves
+        number = UNSIGNED[self.kind]
+        columns, groups = spec.d_model * BITS.get(dtype, 8) // 8, spec.d_model // GROUP
+        whole, each = (np.uint8, groups) if self._quantised else (number, 0)
+        self.matrices = self._part(whole, 3, spec.block, columns)
+        self.biases = self._part(number, 2 * spec.biases, spec.block)
+        self.scales = self._part(number, 3, spec.block, each)
+
+    def _part(self, kind: Any, *shape: int) -> Array:
+        begin = self._used
+        self._used += math.prod(shape) * np.dtype(kind).itemsize
+        part: Array = self.data[begin : self._used].view(kind)
+        return part.reshape(shape)
+
+    def finite(self, kind: str) -> bool:
+        """Whether all that was written is finite, which was of type ``kind`` and finite before."""
+        if kind == self.kind and not self._quantised:
+            return True
+        numbers = self.scales if self._quantised else self.matrices
+        return all_finite(numbers, self.kind) and all_finite(self.biases, self.kind)
+
+    def end(self, rows: int) -> Bytes:
+        """All bytes, with zeros behind the first ``rows`` neurons."""
+        for part in (self.matrices, self.biases, self.scales):
+            part[:, rows:] = 0
+        return self.data
+
+
+def _coded(numbers: Array, kind: str, dtype: str) -> tuple[Array, Array]:
+    """Rows of matrices and of scales of a block; no columns of scales where there are none.
+
+    numbers: [..., d_model], finite, of type ``kind``.
+    """
+    if dtype in NAMES:
+        return converted(numbers, kind, NAMES[dtype]), numbers[..., :0]
+    q, scales = quantise(converted(numbers, kind, "F32").view(np.float32), dtype)
+    return in_bytes(q, dtype), scales.view(np.uint16)
+
+
+def blocks_of(reader: Reader, spec: ModelSpec, layer: int, dtype: str) -> Iterator[Bytes]:
+    """The blocks of a layer's experts, [stride] each; valid until the next is asked for.
+
+    Raises CrispError for weights that ``dtype`` cannot hold.
+    """
+    cutter = _Cutter(spec, reader.kind, dtype)
+    for e in range(spec.n_experts):
+        # nothing here holds an expert while the next one is read
+        yield from cutter.blocks(reader.expert(layer, e), f"layer {layer}: expert {e}")
+
+
+class _Cutter:
+    """Cuts experts of numbers of one type into blocks of another."""
+
+    def __init__(self, spec: ModelSpec, kind: str, dtype: str) -> None:
+        self._spec, self._kind, self._dtype = spec, kind, dtype
+        self._buffer = _Buffer(spec, dtype)
+        self._turned = np.empty((spec.block, spec.d_model), UNSIGNED[kind])
+
+    def blocks(self, expert: Expert, who: str) -> Iterator[Bytes]:
+        """See `blocks_of`; ``who`` names the expert."""
+        buffer, kind, dtype = self._buffer, self._kind, self._dtype
+        for first in range(0, self._spec.d_ff, self._spec.block):
+            own = slice(first, min(first + self._spec.block, self._spec.d_ff))
+            rows = own.stop - own.start
+            turned = self._turned[:rows]
+            for part, matrix in enumerate(expert.matrices):
+                _turn(matrix[own], turned)
+                buffer.matrices[part, :rows], buffer.scales[part, :rows] = _coded(
+                    turned, kind, dtype
+                )
+            for bias, into in zip(expert.biases, buffer.biases, strict=True):
+                into[:rows] = converted(bias[own], kind, buffer.kind)
+            data = buffer.end(rows)
+            if not buffer.finite(kind):
+                raise CrispError(
+                    f"{who} has weights too large for {dtype}; --dtype fp32 or bf16 was expected"
+                )
+            yield data
+
+
+def _turn(matrix: Array, into: Array) -> None:
+    """Copy [rows, columns], whichever of the two lies together in memory."""
+    if matrix.strides[1] == matrix.itemsize:
+        into[:] = matrix
+        return
+    for column in range(0, matrix.shape[1], _TILE):
+        into[:, column : column + _TILE] = matrix[:, column : column + _TILE]
+
+
+class RandomBlocks:
+    """Blocks of normal numbers, of a standard deviation of 1 / sqrt(inputs of the matrix): an
+    expert's outputs are about as large as its inputs.
+
+    All are cut from the same numbers, which makes them as fast as they can be copied. They begin
+    elsewhere in every block, so that the first 2**20 blocks differ, 2**16 if numbers are in groups;
+    what is gate in one block is up in none of its neighbours.
+    """
+
+    def __init__(self, spec: ModelSpec, dtype: str, seed: int) -> None:
+        self._spec, self._buffer = spec, _Buffer(spec, dtype)
+        each, self._shifts = (GROUP, _SHIFTS // 16) if dtype in BITS else (1, _SHIFTS)
+        self._groups = self._shifts + spec.block * spec.d_model // each
+        drawn = np.random.default_rng(seed).standard_normal(self._groups * each, np.float32)
+        inward, outward = (
+            (drawn / np.float32(math.sqrt(inputs))).view(np.uint32)
+            for inputs in (spec.d_model, spec.d_ff)
+        )
+        rows = [_coded(numbers, "F32", dtype) for numbers in (inward, outward)]
+        self._rows = (rows[0], rows[0], rows[1])
+        self._biases = converted(inward, "F32", self._buffer.kind) if spec.biases else inward
+        self._made = 0
+
+    def layer(self, advance: Callable[[int], None]) -> Iterator[Bytes]:
+        """The blocks of the next layer, [stride] each; valid until the next is asked for.
+
+        advance: told how many more bytes are made.
+        """
+        spec, buffer = self._spec, self._buffer
+        for _ in range(spec.n_experts):
+            for block in range(spec.n_blocks):
+                rows = spec.neurons(block, block + 1)
+                for part, (numbers, scales) in enumerate(self._rows):
+                    self._fill(part, numbers, buffer.matrices[part, :rows])
+                    self._fill(part, scales, buffer.scales[part, :rows])
+                for part, bias in enumerate(buffer.biases):
+                    self._fill(part, self._biases, bias[:rows])
+                self._made += 1
+                yield buffer.end(rows)
+                advance(spec.block_bytes)
+
+    def _fill(self, part: int, source: Array, into: Array) -> None:
+        first = (self._made * _APART + part * self._shifts // 3) % self._shifts
+        begin = first * (len(source) // self._groups)  # whatever a group takes of it
+        into[:] = source[begin : begin + into.size].reshape(into.shape)

@@ -1,0 +1,169 @@
+"""The routed experts of a checkpoint one after the other, neuron by neuron, in either spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from crisp.adapter import Experts, Layout, layout
+from crisp.checkpoint.experts import ExpertTensor, expert_tensors
+from crisp.checkpoint.files import Checkpoint, Tensor, combined
+from crisp.checkpoint.loading import load_config, one_line
+from crisp.checkpoint.streaming import Source, drained, plain
+from crisp.errors import CrispError
+from crisp.extras import need
+from crisp.hw.store.numbers import UNSIGNED, Array, all_finite
+from crisp.model.spec import ModelSpec
+
+GATE, UP, DOWN = range(3)
+# What the tensors of experts are called -> their parts; two stand behind one another or interleaved
+_PARTS = {
+    "w1": (GATE,), "gate_proj": (GATE,),
+    "w3": (UP,), "up_proj": (UP,),
+    "w2": (DOWN,), "down_proj": (DOWN,),
+    "gate_up_proj": (GATE, UP), "gate_up_proj_bias": (GATE, UP),
+}  # fmt: skip
+
+
+class Expert(NamedTuple):
+    """Bits as in the checkpoint: gate, up, down [d_ff, d_model], views into what was read."""
+
+    matrices: tuple[Array, Array, Array]
+    biases: tuple[Array, ...]  # [d_ff] of gate and up; none where the model has none
+
+
+class Reader:
+    """Experts are asked for once each, layer by layer and in order; every byte that is read, and in
+    the end all others, go into the hash of the weights.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, found: Layout, advance: Callable[[int], None]
+    ) -> None:
+        """found: as of `skeleton`. advance: told how many more bytes were read."""
+        self._checkpoint, self._advance = checkpoint, advance
+        self._places = expert_tensors(checkpoint, found)
+        self.kind = self._only_kind()  # of all experts' weights, as safetensors spells it
+        self._experts = {layer.index: Experts.of(layer) for layer in found.layers}
+        self._by_layer: dict[int, list[tuple[Tensor, ExpertTensor]]] = {}
+        for name, place in self._places.items():
+            own = self._by_layer.setdefault(place.layer, [])
+            own.append((checkpoint.tensors[name], place))
+        self._hashes: dict[str, Any] = {}
+        self._sources: dict[str, Source] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        for shard in self._checkpoint.shards:
+            source = Source(self._checkpoint.folder / shard)
+            self._sources[shard] = self._stack.enter_context(source)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._stack.close()
+
+    def expert(self, layer: int, expert: int) -> Expert:
+        """One expert, in memory; CrispError for NaN and infinite weights."""
+        parts: dict[int, Array] = {}
+        biases: tuple[Array, ...] = ()
+        for tensor, place in self._by_layer[layer]:
+            if not place.first <= expert < place.first + place.count:
+                continue
+            own = self._by_neuron(tensor, place, expert)
+            if tensor.name.endswith("_bias"):
+                biases = own[0, :, 0], own[1, :, 0]
+            else:
+                parts |= dict(zip(_PARTS[_leaf(tensor.name)], own, strict=True))
+        return Expert((parts[GATE], parts[UP], parts[DOWN]), biases)
+
+    def weights(self) -> str:
+        """`crisp.checkpoint.files.weights_digest`; what was not asked for is read now."""
+        tensors = self._checkpoint.tensors
+        sums = {name: digest.hexdigest() for name, digest in self._hashes.items()}
+        for tensor in tensors.values():
+            if tensor.name not in sums:
+                source = self._sources[tensor.shard]
+                sums[tensor.name] = drained(plain(source, tensor.offset, tensor.nbytes))
+                self._advance(tensor.nbytes)
+        return combined(tensors.values(), sums)
+
+    def _only_kind(self) -> str:
+        kinds = {self._checkpoint.tensors[name].dtype: name for name in self._places}
+        if len(kinds) > 1:
+            (one, name), (other, _), *_ = kinds.items()
+            raise CrispError(
+                f"{self._checkpoint.where(name)}: is {one}, and other experts' weights are "
+                f"{other}; one type was expected"
+            )
+        return next(iter(kinds))
+
+    def _by_neuron(self, tensor: Tensor, place: ExpertTensor, expert: int) -> Array:
+        """A tensor's share of one expert, [parts, d_ff, numbers of a neuron]."""
+        parts = len(_PARTS[_leaf(tensor.name)])
+        data = np.empty((place.outer, place.d_ff, place.inner), UNSIGNED[tensor.dtype])
+        offset = tensor.offset + (expert - place.first) * data.nbytes
+        self._sources[tensor.shard].read(data, offset)
+        if tensor.name not in self._hashes:
+            self._hashes[tensor.name] = need("xxhash").xxh3_128()
+        self._hashes[tensor.name].update(data.data)
+        self._advance(data.nbytes)
+        if not all_finite(data, tensor.dtype):
+            raise CrispError(
+                f"{self._checkpoint.where(tensor.name)}: expert {expert} has NaN or infinite "
+                "weights; finite ones were expected"
+            )
+        apart = parts if self._experts[place.layer].concatenated else 1
+        whole = data.reshape(place.outer // apart, apart, place.d_ff, parts // apart, -1).transpose(
+            1, 3, 2, 0, 4
+        )  # one of the first two is 1, and so is one of the last two
+        return whole.reshape(parts, place.d_ff, -1)
+
+
+def _leaf(name: str) -> str:
+    return name.removesuffix(".weight").rpartition(".")[2]
+
+
+def skeleton(folder: Path, spec: ModelSpec, activation: str) -> Layout:
+    """Where the model in ``folder`` has its experts; no weight is read.
+
+    Raises CrispError for a model that is not understood: none, another geometry than ``spec``, no
+    gate, or one that is not ``activation``.
+    """
+    torch, transformers = need("torch"), need("transformers")
+    config = load_config(folder)
+    with one_line(str(folder), "its config"), torch.device("meta"):
+        found = layout(transformers.AutoModelForCausalLM.from_config(config))
+    for layer in found.layers:
+        experts = Experts.of(layer)
+        if not experts.has_gate:
+            raise CrispError(f"{folder}: {layer.name} has no gate; gated experts were expected")
+        sizes = (experts.n_experts, experts.d_model, experts.d_ff, experts.has_bias)
+        if sizes != (spec.n_experts, spec.d_model, spec.d_ff, spec.biases):
+            raise CrispError(f"{folder}: {layer.name} is not of the size its config says: {sizes}")
+        if _gate(layer.experts) != activation:
+            raise CrispError(
+                f"{folder}: the gate of {type(layer.experts).__name__} is not understood; "
+                f"{activation} was expected from the config"
+            )
+    if tuple(layer.index for layer in found.layers) != spec.moe_layers:
+        raise CrispError(f"{folder}: its MoE layers are not those its config says")
+    return found
+
+
+def _gate(module: Any) -> str | None:
+    """What stands between a module's projections, in a store's words."""
+    plain = need("transformers.integrations.moe")._default_apply_gate
+    if type(module)._apply_gate is plain:
+        kinds = need("transformers.activations")
+        acts = {"silu": (need("torch.nn").SiLU, kinds.SiLUActivation), "gelu": kinds.GELUActivation}
+        return next((name for name, kind in acts.items() if isinstance(module.act_fn, kind)), None)
+    clamped = getattr(module, "alpha", None), getattr(module, "limit", None)
+    return "gpt_oss" if clamped == (1.702, 7.0) else None

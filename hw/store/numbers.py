@@ -1,0 +1,58 @@
+"""Numbers of one type stored as another: bfloat16, which numpy lacks, among them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+# As safetensors spells types, and what numpy moves their bits as.
+UNSIGNED: dict[str, Any] = {"BF16": np.uint16, "F16": np.uint16, "F32": np.uint32, "F64": np.uint64}
+NAMES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}  # of what is stored, if not quantised
+# The bits of a number's exponent, all of which are set in NaN and infinity alone.
+_EXPONENT = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000000000000}
+
+_SOME = 1 << 17  # numbers that are looked at together, in a core's cache
+
+
+def converted(bits: Array, source: str, target: str) -> Array:
+    """The bits of the nearest numbers of another type (ties to even); of the same type as they are.
+
+    What ``target`` cannot hold becomes infinite. bits: of any shape, finite numbers.
+    """
+    if source == target:
+        return bits
+    if source == "BF16":
+        numbers = (bits.astype(np.uint32) << 16).view(np.float32)
+    else:
+        numbers = bits.view({"F16": np.float16, "F32": np.float32, "F64": np.float64}[source])
+    with np.errstate(over="ignore"):
+        if target == "F16":
+            return numbers.astype(np.float16).view(np.uint16)
+        whole = numbers.astype(np.float32).view(np.uint32)
+    if target == "F32":
+        return whole
+    # half of what is cut off, and a little more where the last bit that stays is odd
+    even: Array = (whole + 0x7FFF + ((whole >> 16) & 1)) >> 16
+    return even.astype(np.uint16)
+
+
+def in_bytes(q: Array, dtype: str) -> Array:
+    """Quantised numbers as they are stored, uint8; int4 [..., columns] two to a byte.
+
+    q: int8, as of `crisp.model.quantization.quantise`.
+    """
+    if dtype == "int8":
+        return q.view(np.uint8)
+    low, high = q[..., ::2] & 15, q[..., 1::2] << 4
+    return (low | high).view(np.uint8)
+
+
+def all_finite(bits: Array, kind: str) -> bool:
+    """Whether there is no NaN and no infinity. bits: contiguous."""
+    mask, flat = bits.dtype.type(_EXPONENT[kind]), bits.reshape(-1)
+    parts = (flat[i : i + _SOME] for i in range(0, flat.size, _SOME))
+    return all(np.bitwise_and(part, mask).max() != mask for part in parts)

@@ -1,0 +1,297 @@
+"""The expert store: a model's routed experts in a folder, cut into blocks ready to be read.
+
+``store.json`` says what it holds; every MoE layer has a safetensors file with a U8 tensor
+``expert.<e>`` [blocks, stride] for each expert; ``hashes.safetensors`` has XXH3 of every block.
+See docs/store.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from crisp.errors import CrispError
+from crisp.extras import need
+from crisp.files import check_readable
+from crisp.hw.store.format import DTYPES, HASHES, VERSION, file_name, header, table_name
+from crisp.model.quantization import BITS, GROUP
+from crisp.model.spec import PAGE, STORE_INDEX, ModelSpec
+
+TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"} | dict.fromkeys(BITS, "bfloat16")
+"""What torch calls the numbers that a store's experts are given."""
+ACTIVATIONS = ("silu", "gelu", "gpt_oss")  # of the gate; the last is clamped, and takes biases
+ORIGINS = ("checkpoint", "synthetic")
+_LARGEST = 1 << 31  # any count of a geometry
+_LONGEST = 100_000_000  # bytes of a header, as safetensors has it
+
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "version": (int,), "spec": (dict,), "dtype": (str,), "activation": (str,), "origin": (str,),
+    "weights": (str, type(None)), "seed": (int, type(None)), "files": (list,),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """An opened store. ``spec`` is the geometry it was packed with: its bits and block.
+
+    A block is [block, d_model] gate rows, up rows and down rows (one each for every neuron), then
+    [block] gate and up biases where the model has them, in ``dtype``; zeros fill what a short last
+    block lacks, and up to ``spec.block_bytes``. Quantised numbers have biases in float16, and
+    behind them float16 scales [3, block, d_model / 64]; see `crisp.model.quantization`.
+    """
+
+    path: Path
+    spec: ModelSpec
+    dtype: str  # a key of DTYPES
+    activation: str  # one of ACTIVATIONS
+    origin: str  # "checkpoint", or "synthetic": of random weights
+    weights: str | None  # of a checkpoint: crisp.checkpoint.files.weights_digest
+    seed: int | None  # of random weights
+    digest: str  # sha256 of store.json, which goes with every byte of the weights
+    files: tuple[Path, ...]  # by MoE row: the position of a layer among the MoE layers
+    offsets: tuple[tuple[int, ...], ...]  # by MoE row, of each expert's block 0 in its file
+    tables: tuple[str, ...]  # by MoE row, sha256 of its blocks' hashes
+
+    @classmethod
+    def open(cls, path: str | Path) -> Store:
+        """The store in a folder, in milliseconds: weights are not read.
+
+        Raises CrispError, naming the file, for one that is missing, cut off, of another version or
+        another store, or damaged where that can be told without reading weights.
+        """
+        folder = Path(path)
+        fields, digest = _index(folder)
+        where = str(folder / STORE_INDEX)
+        spec = ModelSpec.from_dict(fields["spec"], where)
+        _check(spec, fields, where)
+        kind = fields["dtype"], fields["activation"]
+        layers = [
+            _layer(folder, where, spec, kind, layer, entry)
+            for layer, entry in zip(spec.moe_layers, fields["files"], strict=True)
+        ]
+        return cls(
+            path=folder,
+            spec=spec,
+            dtype=fields["dtype"],
+            activation=fields["activation"],
+            origin=fields["origin"],
+            weights=fields["weights"],
+            seed=fields["seed"],
+            digest=digest,
+            files=tuple(layer.path for layer in layers),
+            offsets=tuple(layer.offsets for layer in layers),
+            tables=tuple(layer.table for layer in layers),
+        )
+
+    def offset(self, row: int, expert: int, block: int) -> int:
+        """Where a block begins in ``files[row]``, in bytes: a multiple of 4096."""
+        return self.offsets[row][expert] + block * self.spec.block_bytes
+
+    def hashes(self, row: int) -> npt.NDArray[np.uint64]:
+        """XXH3 (64 bits) of all bytes of each block of a layer: [experts, blocks].
+
+        Raises CrispError if the table is damaged or missing.
+        """
+        path, name = self.path / HASHES, table_name(self.spec.moe_layers[row])
+        check_readable(path)
+        try:
+            with safe_open(path, "np") as file:
+                table: npt.NDArray[np.uint64] = file.get_tensor(name)
+        except OSError as error:
+            raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except SafetensorError as error:
+            raise CrispError(f"{path}: is no table of hashes with {name}: {error}") from error
+        if hashlib.sha256(table.tobytes()).hexdigest() != self.tables[row]:
+            raise CrispError(f"{path}: {name} is not what was written with {self.files[row].name}")
+        return table
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raise CrispError unless experts of ``spec`` can be read here.
+
+        It may have fewer layers, and everything outside the routed experts is its own affair.
+        """
+        own, asked = self.spec, spec
+        for key in ("n_experts", "d_model", "d_ff", "biases", "bits", "block", "block_bytes"):
+            if getattr(own, key) != getattr(asked, key):
+                raise CrispError(
+                    f"{self.path}: the store's {key} is {getattr(own, key)}, that of {asked.name} "
+                    f"is {getattr(asked, key)}"
+                )
+        if own.moe_layers[: len(asked.moe_layers)] != asked.moe_layers:
+            raise CrispError(
+                f"{self.path}: the store's MoE layers are {_span(own)}, those of {asked.name} "
+                f"{_span(asked)}"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """What the settings of a run say of the store, but for the geometry; safe for JSON."""
+        return {
+            "dtype": self.dtype,
+            "activation": self.activation,
+            "origin": self.origin,
+            "weights": self.weights,
+            "seed": self.seed,
+            "digest": self.digest,
+        }
+
+
+class Block(NamedTuple):
+    """The parts of one block, or of many: each of [..., block, d_model], biases [..., block].
+
+    int8 matrices are int8; int4 ones uint8 [..., block, d_model / 2], the even of two columns in
+    the low half of a byte. Both have scales.
+    """
+
+    gate: Any
+    up: Any
+    down: Any
+    gate_bias: Any  # None where the model has none
+    up_bias: Any
+    scales: Any  # [..., 3, block, d_model / 64]: of the gate, up and down; None if not quantised
+
+
+def views(buffer: Any, store: Store) -> Block:
+    """Views into blocks as they were read; nothing is copied.
+
+    buffer: a uint8 torch tensor [..., stride], of a slot or of a whole pool [slots, stride].
+    """
+    spec, torch, at = store.spec, need("torch"), 0
+    quantised = store.dtype in BITS
+    kind = torch.float16 if quantised else getattr(torch, TYPES[store.dtype])
+    numbers = {"int8": torch.int8, "int4": torch.uint8}.get(store.dtype, kind)
+    columns = spec.d_model // 2 if store.dtype == "int4" else spec.d_model
+
+    def part(kind: Any, *shape: int) -> Any:
+        nonlocal at
+        begin, at = at, at + math.prod(shape) * kind.itemsize
+        return buffer[..., begin:at].view(kind).unflatten(-1, shape)
+
+    gate, up, down = (part(numbers, spec.block, columns) for _ in range(3))
+    gate_bias, up_bias = (part(kind, spec.block) if spec.biases else None for _ in range(2))
+    scales = part(kind, 3, spec.block, spec.d_model // GROUP) if quantised else None
+    return Block(gate, up, down, gate_bias, up_bias, scales)
+
+
+class _Layer(NamedTuple):
+    path: Path
+    offsets: tuple[int, ...]
+    table: str
+
+
+def _index(folder: Path) -> tuple[dict[str, Any], str]:
+    """What store.json says, of the right types, and its hash."""
+    path = folder / STORE_INDEX
+    if not path.is_file():
+        what = f"lacks {STORE_INDEX}" if folder.is_dir() else "is no folder"
+        raise CrispError(f"{folder}: {what}; an expert store was expected (crisp pack makes one)")
+    try:
+        content = path.read_bytes()
+        fields = json.loads(content)
+    except OSError as error:
+        raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CrispError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(fields, dict) or fields.get("version") != VERSION:
+        found = fields.get("version") if isinstance(fields, dict) else None
+        raise CrispError(f"{path}: is of version {found!r}, expected an expert store of {VERSION}")
+    for key, kinds in _FIELDS.items():
+        if key not in fields or type(fields[key]) not in kinds:
+            raise CrispError(
+                f"{path}: {key} is {fields.get(key)!r:.40}, expected {kinds[0].__name__}"
+            )
+    return fields, hashlib.sha256(content).hexdigest()
+
+
+def _check(spec: ModelSpec, fields: Mapping[str, Any], where: str) -> None:
+    """Raise CrispError for a geometry that is not a store's."""
+    words = {"dtype": tuple(DTYPES), "activation": ACTIVATIONS, "origin": ORIGINS}
+    for key, known in words.items():
+        if fields[key] not in known:
+            raise CrispError(
+                f"{where}: {key}: found {fields[key]!r}, expected {' or '.join(known)}"
+            )
+    for name in ("n_experts", "d_model", "d_ff"):
+        if getattr(spec, name) > _LARGEST:
+            raise CrispError(f"{where}: {name}: expected at most {_LARGEST}")
+    if spec.bits != DTYPES[fields["dtype"]] or spec.matrices != 3:
+        raise CrispError(
+            f"{where}: {spec.matrices} matrices of {float(spec.bits):g} bits; 3 of "
+            f"{fields['dtype']} were expected"
+        )
+    if fields["dtype"] in BITS and spec.d_model % GROUP:
+        raise CrispError(
+            f"{where}: d_model is {spec.d_model}, expected a multiple of {GROUP} in "
+            f"{fields['dtype']}"
+        )
+    if len(fields["files"]) != len(spec.moe_layers):
+        raise CrispError(
+            f"{where}: names {len(fields['files'])} files, expected one for each of "
+            f"{len(spec.moe_layers)} MoE layers"
+        )
+
+
+def _layer(
+    folder: Path, where: str, spec: ModelSpec, kind: tuple[str, str], layer: int, entry: object
+) -> _Layer:
+    """A layer's file, checked against its entry in the index as far as its header goes."""
+    expected = {"layer": layer, "name": file_name(layer)}
+    if not isinstance(entry, dict) or {key: entry.get(key) for key in expected} != expected:
+        raise CrispError(f"{where}: files: found {entry!r:.80}, expected one with {expected}")
+    path = folder / file_name(layer)
+    found, size = _first_bytes(path)
+    weights = spec.n_experts * spec.expert_bytes
+    if size != len(found) + weights:
+        raise CrispError(
+            f"{path}: is {size} bytes, expected {len(found) + weights}: {len(found)} of header and "
+            f"{weights} of weights"
+        )
+    if len(found) % PAGE:
+        raise CrispError(f"{path}: weights begin at byte {len(found)}, no multiple of {PAGE}")
+    if hashlib.sha256(found).hexdigest() != entry.get("header_sha256"):
+        raise CrispError(
+            f"{path}: its header is not the one {STORE_INDEX} names: of another store, or damaged"
+        )
+    try:
+        content = json.loads(found[8:])
+        table = content["__metadata__"]["hashes_sha256"]
+        good = isinstance(table, str) and found == header(spec, layer, table, *kind)
+    except (ValueError, RecursionError, KeyError, TypeError):
+        good = False
+    if not good:
+        raise CrispError(
+            f"{path}: its header is none of layer {layer}, {spec.n_experts} experts of "
+            f"{spec.n_blocks} blocks of {spec.block_bytes} bytes"
+        )
+    starts = range(len(found), size, spec.expert_bytes)
+    return _Layer(path, tuple(starts), table)
+
+
+def _first_bytes(path: Path) -> tuple[bytes, int]:
+    """A safetensors file's length and header, and the size of the file."""
+    if not path.is_file():
+        state = "is no file" if path.exists() else "is missing"
+        raise CrispError(f"{path}: {state}; experts of a layer were expected")
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = file.read(8)
+            most = int.from_bytes(length, "little")
+            if len(length) < 8 or most > min(size - 8, _LONGEST):
+                raise CrispError(f"{path}: is no whole safetensors file ({size} bytes)")
+            return length + file.read(most), size
+    except OSError as error:
+        raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _span(spec: ModelSpec) -> str:
+    layers = spec.moe_layers
+    return f"{layers[0]} to {layers[-1]} ({len(layers)})"

@@ -1,0 +1,190 @@
+"""Writing a store: a folder that appears when it is whole; if it fails, nothing is left behind."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save
+
+from crisp.checkpoint.streaming import writing
+from crisp.errors import CrispError
+from crisp.extras import need
+from crisp.hw.store.format import HASHES, VERSION, file_name, header, table_name
+from crisp.model.spec import STORE_INDEX, ModelSpec
+from crisp.prepare.work import refuse_taken
+from crisp.units import show_bytes
+
+SYNC = 1 << 26  # bytes after which they are sent to the disk and leave the page cache
+_PART = ".part"
+_OWN = re.compile(rf"layer-\d+\.safetensors|{re.escape(HASHES)}|{re.escape(STORE_INDEX)}")
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Writer:
+    """The folder of a store in the making."""
+
+    def __init__(self, folder: Path, spec: ModelSpec, dtype: str, activation: str) -> None:
+        self._folder, self._spec, self._kind = folder, spec, (dtype, activation)
+        self._files: list[dict[str, Any]] = []
+        self._tables: dict[str, npt.NDArray[np.uint64]] = {}
+
+    def layer(self, layer: int, blocks: Iterable[Bytes]) -> None:
+        """Write the file of a decoder layer.
+
+        blocks: [stride] each, every expert's, expert after expert; one is done with when the next
+        is asked for.
+        """
+        spec, hashed = self._spec, need("xxhash").xxh3_64_intdigest
+        table = np.zeros((spec.n_experts, spec.n_blocks), np.uint64)
+        start = len(header(spec, layer, _digest(table), *self._kind))
+        size = start + spec.n_experts * spec.expert_bytes
+        path = self._folder / file_name(layer)
+        with writing(path) as file:
+            os.posix_fallocate(file, 0, size)  # a full disk is found now
+            written = synced = start
+            for place, block in zip(np.ndindex(table.shape), blocks, strict=True):
+                table[place] = hashed(block.data)
+                _write(file, block.data, written)
+                written += block.nbytes
+                if written - synced >= SYNC:
+                    _to_disk(file)
+                    synced = written
+            first = header(spec, layer, _digest(table), *self._kind)
+            _write(file, memoryview(first), 0)
+            _to_disk(file)
+        sums = hashlib.sha256(first).hexdigest()
+        self._files.append(
+            {"layer": layer, "name": path.name, "bytes": size, "header_sha256": sums}
+        )
+        self._tables[table_name(layer)] = table
+
+    def finish(self, about: dict[str, Any]) -> None:
+        """Write what goes with the layers. about: what the index says besides geometry, files."""
+        index = {"version": VERSION, "spec": self._spec.to_dict(), **about, "files": self._files}
+        content = json.dumps(index, indent=1).encode() + b"\n"
+        for name, data in ((HASHES, save(self._tables)), (STORE_INDEX, content)):
+            with writing(self._folder / name) as file:
+                _write(file, memoryview(data), 0)
+                _to_disk(file)
+
+
+def check_new(out: Path) -> None:
+    """Raise CrispError unless ``out`` is a new folder in one that exists, or an empty one."""
+    target = Path(os.path.realpath(out))
+    if not target.parent.is_dir():
+        raise CrispError(f"--out {out}: the folder {target.parent} does not exist")
+    if not target.is_dir() or [path.name for path in target.iterdir()] != [_PART]:
+        refuse_taken(out)
+
+
+@contextmanager
+def new_store(out: Path, spec: ModelSpec, dtype: str, activation: str) -> Iterator[Writer]:
+    """A store is written within the block, and is in ``out`` after it; if it fails, nothing is.
+
+    Raises CrispError as `check_new` does, for a disk that is full, and while another process writes
+    the same store.
+    """
+    check_new(out)
+    target = Path(os.path.realpath(out))
+    given = target.is_dir()  # it stays: others may stand in it, or it is a disk of its own
+    free = shutil.disk_usage(target if given else target.parent).free
+    if spec.routed_bytes > free:
+        raise CrispError(
+            f"--out {out}: {show_bytes(spec.routed_bytes)} are needed, {show_bytes(free)} are free"
+        )
+    folder = target / _PART if given else target.with_name(f".{target.name}{_PART}")
+    try:
+        with _alone(folder):
+            check_new(out)  # whoever was here before may have made it
+            yield Writer(folder, spec, dtype, activation)
+            if given:
+                _move(folder, target)
+            else:
+                folder.replace(target)
+        _sync_folder(target if given else target.parent)
+    except OSError as error:
+        if error.filename and not Path(error.filename).is_relative_to(folder):
+            raise
+        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or error
+        raise CrispError(f"--out {out}: cannot be written: {reason}") from error
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """The folder is new, and this process's own; after a failure it is gone.
+
+    What a killed process left there goes first. Raises CrispError for anything else in its place.
+    """
+    folder.mkdir(exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            still = os.path.samestat(os.fstat(lock), folder.lstat())
+        except (BlockingIOError, FileNotFoundError):
+            still = False
+        if not still:  # else it may have become a store, or another's folder, before it was locked
+            raise CrispError(f"{folder}: another process is packing there")
+        left = list(folder.iterdir())
+        if not all(_OWN.fullmatch(path.name) for path in left):
+            raise CrispError(f"{folder}: is in the way, and was not left by crisp pack")
+        for path in left:
+            path.unlink()
+        try:
+            yield
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    finally:
+        os.close(lock)
+
+
+def _move(folder: Path, target: Path) -> None:
+    """Move all files, that which makes them a store last; if that fails, they are gone."""
+    paths = sorted(folder.iterdir(), key=lambda path: path.name == STORE_INDEX)
+    try:
+        for path in paths:
+            path.replace(target / path.name)
+        folder.rmdir()
+    except BaseException:
+        for path in paths:
+            (target / path.name).unlink(missing_ok=True)
+        raise
+
+
+def _digest(table: npt.NDArray[np.uint64]) -> str:
+    return hashlib.sha256(table.tobytes()).hexdigest()
+
+
+def _write(file: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(file, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def _to_disk(file: int) -> None:
+    """All that was written so far; from memory it is gone, where the system has such a call."""
+    os.fsync(file)
+    with suppress(OSError):
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _sync_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,142 @@
+"""How an event begins: what it finds on the device, and what is predicted for the next one."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from crisp.sim.compiling import compiled
+from crisp.sim.fast import prefetch_queue as lookahead
+from crisp.sim.fast.residency import begin, use
+from crisp.sim.fast.state import (
+    ENDED,
+    ENTRY,
+    EVENT,
+    EXPERTS,
+    FROM_STAGING,
+    GUESS,
+    HAVE,
+    HITS,
+    ISSUED,
+    LOW,
+    NEVER,
+    PART,
+    PARTIAL,
+    PER_LAYER,
+    PERFECT,
+    PLACE,
+    PREFETCH,
+    RESIDENT,
+    ROWS,
+    SKIPPED,
+    STARTED,
+    STATES,
+    TASKS,
+    TRANSIENT,
+    WIDTH,
+    Ints,
+)
+
+
+@compiled
+def access(
+    rules: Ints, now: Ints, entries: Ints, parts: Ints, slots: Ints,
+    entry: Ints, width: Ints, row: int, first: int, count: int,
+) -> None:  # fmt: skip
+    """Protect the event's entries, note their use, and see what of them is here.
+
+    Its tasks are ``count`` of the batch's from ``first`` on, or those that `choose` has found;
+    entry, width: of the batch.
+    """
+    now[EVENT] += 1
+    now[PART] = row if rules[PER_LAYER] else 0
+    now[TASKS] += count
+    begin(rules, entries, row)
+    for slot in range(count):
+        if rules[STATES] == 1:
+            slots[PLACE, slot], slots[ENTRY, slot] = first + slot, entry[first + slot]
+        asked = width[slots[PLACE, slot]]
+        blocks = use(rules, now, entries, parts, slots[ENTRY, slot], now[PART])
+        slots[WIDTH, slot] = asked
+        slots[LOW, slot] = slots[HAVE, slot] = slots[ISSUED, slot] = blocks
+        slots[STARTED, slot] = slots[ENDED, slot] = slots[FROM_STAGING, slot] = 0
+        slots[TRANSIENT, slot] = -1
+        if rules[PREFETCH] != NEVER:
+            lookahead.claim(now, entries, slots, slot)
+        if slots[HAVE, slot] >= asked:
+            now[HITS] += 1
+        elif slots[HAVE, slot] > 0:
+            now[PARTIAL] += 1
+
+
+@compiled
+def choose(
+    rules: Ints, now: Ints, entries: Ints, slots: Ints,
+    entry: Ints, width: Ints, seen: Ints, bare: Ints, taken: Ints, first: int, count: int,
+) -> int:  # fmt: skip
+    """Which of an event's tasks it has, by what is resident; returns how many.
+
+    They are put into their slots by first appearance.
+    """
+    found = 0
+    for task in range(first, first + count):
+        resident = entries[RESIDENT, entry[task]]
+        place = task * rules[STATES] + resident
+        taken[task] = width[place]
+        if resident == 0:
+            now[SKIPPED] += bare[task]
+        if width[place] == 0:
+            continue
+        slot = found
+        while slot > 0 and seen[slots[PLACE, slot - 1]] > seen[place]:
+            slots[PLACE, slot], slots[ENTRY, slot] = slots[PLACE, slot - 1], slots[ENTRY, slot - 1]
+            slot -= 1
+        slots[PLACE, slot], slots[ENTRY, slot] = place, entry[task]
+        found += 1
+    return found
+
+
+@compiled
+def look_ahead(
+    rules: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints,
+    entry: Ints, guess: npt.NDArray[np.int16], row: int, count: int, first: int, end: int,
+    first_token: int, end_token: int,
+) -> None:  # fmt: skip
+    """Predict the next row's experts.
+
+    count: tasks of the event; first, end: of the next one in ``entry``; tokens: the step's, in
+    ``guess``.
+    """
+    wanted = lists[rules[ROWS]]
+    lookahead.drop_rest(rules, now, entries, parts, wanted)
+    lists[row, 0] = count
+    for slot in range(count):
+        lists[row, 1 + slot] = slots[ENTRY, slot] - row * rules[EXPERTS]
+    following = (row + 1) % rules[ROWS]
+    if rules[PREFETCH] == GUESS:
+        _first_seen(wanted, guess, row, first_token, end_token)
+    elif rules[PREFETCH] == PERFECT:
+        wanted[0] = end - first
+        for place in range(first, end):
+            wanted[1 + place - first] = entry[place] - following * rules[EXPERTS]
+    else:
+        for place in range(1 + lists[following, 0]):
+            wanted[place] = lists[following, place]
+    lookahead.predict(rules, now, entries, parts, wanted, following)
+
+
+@compiled
+def _first_seen(
+    wanted: Ints, guess: npt.NDArray[np.int16], row: int, first_token: int, end_token: int
+) -> None:
+    """`crisp.policy.prefetch.first_seen` of the step's guesses."""
+    found = 0
+    for token in range(first_token, end_token):
+        for rank in range(guess.shape[2]):
+            expert, place = guess[token, row, rank], 1
+            while place <= found and wanted[place] != expert:
+                place += 1
+            if place > found and expert >= 0:
+                wanted[place] = expert
+                found = place
+    wanted[0] = found

@@ -1,0 +1,129 @@
+"""`crisp.scheduler.prefetch_queue` over arrays: blocks of predicted experts, loaded while nothing
+is urgent.
+"""
+
+from __future__ import annotations
+
+from crisp.scheduler.residency import PREDICTED
+from crisp.sim.compiling import compiled
+from crisp.sim.fast.residency import admit, hold, keepable, release
+from crisp.sim.fast.state import (
+    AHEAD_FREE,
+    AHEAD_PART,
+    AHEAD_ROW,
+    BLOCKS,
+    ENTRY,
+    EXPERTS,
+    FETCHED,
+    FETCHED_FROM,
+    FLIGHT,
+    FLIGHT_STAGED,
+    FROM_STAGING,
+    HAVE,
+    ISSUED,
+    LATE,
+    LOAD_SLOT,
+    LOW,
+    PER_LAYER,
+    RESIDENT,
+    STAGED,
+    UNWANTED,
+    USEFUL,
+    WASTED,
+    WIDTH,
+    Ints,
+)
+
+
+@compiled
+def predict(rules: Ints, now: Ints, entries: Ints, parts: Ints, wanted: Ints, row: int) -> None:
+    """Fetch the experts in ``wanted``, whose number stands first, for the event of ``row``."""
+    now[AHEAD_ROW], now[AHEAD_PART] = row, row if rules[PER_LAYER] else 0
+    for place in range(1, 1 + wanted[0]):
+        hold(entries, parts, row * rules[EXPERTS] + wanted[place], now[AHEAD_PART], PREDICTED)
+
+
+@compiled
+def drop_rest(rules: Ints, now: Ints, entries: Ints, parts: Ints, wanted: Ints) -> None:
+    """The predicted event has claimed what it asks for; the rest was fetched in vain."""
+    for place in range(1, 1 + wanted[0]):
+        entry = now[AHEAD_ROW] * rules[EXPERTS] + wanted[place]
+        release(entries, parts, entry, now[AHEAD_PART], PREDICTED)
+        now[WASTED] += entries[FETCHED, entry]
+        _discard(now, entry, entries[STAGED, entry])
+        entries[FETCHED, entry] = entries[STAGED, entry] = 0
+
+
+@compiled
+def fetch(rules: Ints, now: Ints, entries: Ints, parts: Ints, wanted: Ints) -> bool:
+    """Issue the first predicted expert's next missing block, if there is a place for it."""
+    for place in range(1, 1 + wanted[0]):
+        entry = now[AHEAD_ROW] * rules[EXPERTS] + wanted[place]
+        first = entries[RESIDENT, entry] + entries[STAGED, entry]
+        if first < rules[BLOCKS]:
+            return _issue(rules, now, entries, parts, entry, first)
+    return False
+
+
+@compiled
+def landed(now: Ints) -> None:
+    """The block in flight has arrived."""
+    now[FLIGHT] = -1
+    if now[UNWANTED]:
+        now[AHEAD_FREE] += 1
+
+
+@compiled
+def claim(now: Ints, entries: Ints, slots: Ints, slot: int) -> None:
+    """A task of the predicted event asks for its blocks: what it finds of them."""
+    entry, width, low = slots[ENTRY, slot], slots[WIDTH, slot], slots[LOW, slot]
+    staged, fetched = entries[STAGED, entry], entries[FETCHED, entry]
+    issued = low + staged
+    here = issued - 1 if _in_flight(now, entry) else issued
+    taken = max(0, min(issued, width) - low) if staged else 0
+    late = 1 if here < min(issued, width) else 0
+    _discard(now, entry, staged - taken)
+    if fetched:
+        useful = max(0, min(width, here) - entries[FETCHED_FROM, entry])
+        now[USEFUL] += useful
+        now[LATE] += late
+        now[WASTED] += fetched - useful - late
+    entries[STAGED, entry] = entries[FETCHED, entry] = 0
+    slots[HAVE, slot], slots[ISSUED, slot], slots[FROM_STAGING, slot] = here, here + late, taken
+    if late:
+        now[LOAD_SLOT] = slot
+
+
+@compiled
+def _issue(rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, first: int) -> bool:
+    part, staged = now[AHEAD_PART], entries[STAGED, entry]
+    # once staged, always: no hole in a prefix
+    kept = staged == 0 and keepable(rules, parts, part, 1) > 0
+    if kept:
+        admit(rules, now, entries, parts, entry, part, 1)
+    elif now[AHEAD_FREE]:
+        now[AHEAD_FREE] -= 1
+        entries[STAGED, entry] += 1
+    else:
+        return False
+    if entries[FETCHED, entry] == 0:
+        entries[FETCHED_FROM, entry] = first
+    entries[FETCHED, entry] += 1
+    now[FLIGHT], now[FLIGHT_STAGED], now[UNWANTED] = entry, 0 if kept else 1, 0
+    return True
+
+
+@compiled
+def _in_flight(now: Ints, entry: int) -> bool:
+    """Whether a block of this entry is on its way to a place where it is wanted."""
+    wanted: bool = now[FLIGHT] == entry and now[UNWANTED] == 0
+    return wanted
+
+
+@compiled
+def _discard(now: Ints, entry: int, blocks: int) -> None:
+    """Free staged blocks that nobody asked for; the one in flight goes when it arrives."""
+    if blocks and _in_flight(now, entry) and now[FLIGHT_STAGED]:
+        now[UNWANTED] = 1
+        blocks -= 1
+    now[AHEAD_FREE] += blocks

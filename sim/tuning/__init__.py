@@ -1,0 +1,1 @@
+"""Thresholds chosen by measured loss of quality and simulated cost."""

@@ -1,0 +1,123 @@
+"""Whole numbers in groups: how near a weight stays, and what a group of any weights becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crisp.errors import CrispError
+from crisp.model.quantization import BITS, STORED, check_groups, dequantise, quantise
+from crisp.model.spec import ModelSpec
+
+RANGE = {"int8": (-127, 127), "int4": (-8, 7)}
+
+
+def normal(scale: float = 1, seed: int = 0) -> np.ndarray:
+    """5 neurons of 3 groups."""
+    return (scale * np.random.default_rng(seed).standard_normal((5, 192))).astype(np.float32)
+
+
+def groups(weights: np.ndarray) -> np.ndarray:
+    return weights.reshape(*weights.shape[:-1], -1, 64)
+
+
+@pytest.mark.parametrize("dtype", BITS)
+@given(st.integers(0, 2**32), st.integers(-12, 14), st.sampled_from([1, 3, 9]))
+def test_no_weight_is_more_than_half_a_step_from_what_is_read(
+    dtype: str, seed: int, magnitude: int, power: int
+) -> None:
+    """Of normal weights, and of ones of which few in a group are large; down to where float16's
+    steps are coarse, which makes a group's scale larger and no more than that."""
+    weights = normal(1, seed).astype(np.float64) ** power
+    weights = (weights * 2.0**magnitude / np.abs(weights).max()).astype(np.float32)
+    q, scales = quantise(weights, dtype)
+    assert (q.dtype, q.shape) == (np.int8, weights.shape)
+    assert (scales.dtype, scales.shape) == (np.float16, (5, 3))
+    low, high = RANGE[dtype]
+    assert low <= q.min() <= q.max() <= high
+    step = np.abs(scales.astype(np.float64))[..., None]
+    off = np.abs(groups(q) * scales.astype(np.float64)[..., None] - groups(weights))
+    assert (off <= step / 2 * (1 + 2**-20)).all()
+    # what is computed with is that product exactly: 11 bits times 8
+    assert (groups(dequantise(q, scales)) == groups(q) * scales.astype(np.float64)[..., None]).all()
+
+
+@pytest.mark.parametrize(("dtype", "reach"), [("int8", 127), ("int4", 8.5)])
+def test_a_scale_is_no_larger_than_it_has_to_be(dtype: str, reach: float) -> None:
+    """The next smaller float16 would leave the farthest weight out of reach, or int4's other end
+    (7.5 steps)."""
+    weights = groups(normal()).astype(np.float64)
+    _, scales = quantise(normal(), dtype)
+    less = np.nextafter(np.abs(scales), np.float16(0)).astype(np.float64)
+    above, below = weights.max(-1), -weights.min(-1)
+    far, near = np.maximum(above, below), np.minimum(above, below)
+    missed = far > less * reach
+    if dtype == "int4":
+        missed |= near > less * 7.5
+        assert (np.sign(scales) == np.where(above > below, -1, 1)).all()
+    assert missed.all()
+
+
+def test_by_hand() -> None:
+    """A group whose farthest weight is 8.5: of int4 a step of 1 up to -8, with the sign turned."""
+    group = np.zeros((1, 64), np.float32)
+    group[0, :6] = [8.5, 6.4, -7.5, -0.6, 0.5, 1.5]
+    q, scales = quantise(group, "int4")
+    assert scales.tolist() == [[-1.0]]
+    assert q[0, :7].tolist() == [-8, -6, 7, 1, 0, -2, 0]  # halves to the even one; 7.5 to the end
+    q, scales = quantise(group * np.float32(127 / 8.5), "int8")
+    assert scales.tolist() == [[1.0]]
+    assert q[0, :3].tolist() == [127, 96, -112]
+
+
+@pytest.mark.parametrize("dtype", BITS)
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_a_group_of_zeros_is_zeros_to_the_bit(dtype: str, zero: float) -> None:
+    weights = normal()
+    weights[2, 64:128] = zero
+    q, scales = quantise(weights, dtype)
+    assert not q[2, 64:128].any()
+    assert scales.view(np.uint16)[2, 1] == 0
+    assert np.isfinite(dequantise(q, scales)).all()
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("int8", 127), ("int4", 8.5)])
+def test_what_float16_cannot_scale_has_an_infinite_scale(dtype: str, most: float) -> None:
+    """The largest float16 is 65504."""
+    weights = normal()
+    weights[0, 0], weights[1, 0] = 65504 * most, 65505 * most
+    _, scales = quantise(weights, dtype)
+    assert np.isfinite(scales).sum() == 14
+    assert not np.isfinite(scales[1, 0])
+
+
+@pytest.mark.parametrize("dtype", BITS)
+def test_the_smallest_weights_are_half_of_the_smallest_float16_off(dtype: str) -> None:
+    weights = normal(1e-9)
+    q, scales = quantise(weights, dtype)
+    assert (np.abs(scales) == np.float16(2**-24)).all()
+    assert np.abs(dequantise(q, scales) - weights).max() <= 2**-25
+
+
+def test_neurons_are_whole_groups(spec: Callable[[int], ModelSpec]) -> None:
+    check_groups(spec(128), "int4")
+    with pytest.raises(CrispError, match="--dtype int4: needs a d_model that is a multiple of 64"):
+        check_groups(spec(96), "int4")
+
+
+@pytest.fixture
+def spec() -> Callable[[int], ModelSpec]:
+    config = {
+        "model_type": "mixtral", "vocab_size": 8, "intermediate_size": 40, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+    }  # fmt: skip
+    return lambda d_model: ModelSpec.from_config(config | {"hidden_size": d_model})
+
+
+def test_bits_of_a_weight_include_its_share_of_a_scale() -> None:
+    assert {dtype: float(bits) for dtype, bits in STORED.items()} == {"int8": 8.25, "int4": 4.25}

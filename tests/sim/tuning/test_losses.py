@@ -1,0 +1,91 @@
+"""Losses as they are read, and what no other point beats."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crisp.errors import CrispError
+from crisp.sim.tuning.losses import Loss, front, read_losses, same_budget
+
+
+def measured(width: str, ratio: float | None, budget: str | None = None) -> dict[str, Any]:
+    """As crisp eval writes it, as far as it is read."""
+    return {
+        "settings": {
+            "model": "toy",
+            "expert_blocks": 8,
+            "policy": {
+                "name": "crisp", "width": width, "order": "widest", "cache": "lru",
+                "scope": "layer", "unit": "expert", "prefetch": "none",
+            },
+            "budget": None if budget is None else {"asked": budget, "share": 0.1},
+        },
+        "metrics": {
+            "ratio": ratio,
+            "ratio_interval": None if ratio is None else [ratio - 0.01, ratio + 0.01],
+        },
+    }  # fmt: skip
+
+
+def losses(*results: dict[str, Any]) -> dict[str, Any]:
+    return {"version": 1, "tool": "crisp", "results": [measured("full", None), *results]}
+
+
+def test_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "loss.json"
+    path.write_text(json.dumps(losses(measured("uniform(share=0.5)", 1.25, "10%"))))
+    found = read_losses(path)
+    assert (found.model, found.expert_blocks) == ("toy", 8)
+    assert found.rows == [
+        Loss("lru", "full", "lru", "layer", "expert", None, 0.0, (0.0, 0.0)),
+        Loss("crisp", "uniform(share=0.5)", "lru", "layer", "expert", "10%", 0.25, (0.24, 0.26)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON, as crisp eval --json writes it"),
+        ("[]", "is not what crisp eval --json writes"),
+        ("{}", "is not what crisp eval --json writes"),
+        ('{"version": 1, "results": []}', "is not what crisp eval --json writes"),
+        ('{"version": 1, "results": [{"settings": {}}]}', "is not what crisp eval --json writes"),
+        ('{"version": 2, "results": []}', "made by another version of crisp"),
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "loss.json"
+    path.write_text(content)
+    with pytest.raises(CrispError, match=rf"loss\.json: {message}$"):
+        read_losses(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(CrispError, match="cannot be read: No such file"):
+        read_losses(tmp_path / "x")
+
+
+def test_budgets_are_compared_by_what_they_mean() -> None:
+    assert same_budget(".1", "10%")
+    assert same_budget("1GB", "1000MB")
+    assert not same_budget("10%", "1GB")
+
+
+def test_the_front_is_what_nothing_beats() -> None:
+    """Each point against each other one."""
+    draw = random.Random(1)
+    for n in range(1, 9):
+        points = [(draw.randrange(5), draw.randrange(5)) for _ in range(n)]
+        found = front(points, lambda p: p[0], lambda p: p[1])
+        beaten = {
+            own
+            for own, other in itertools.permutations(points, 2)
+            if other != own and other[0] <= own[0] and other[1] <= own[1]
+        }
+        assert found == sorted(set(points) - beaten)

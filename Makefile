@@ -1,19 +1,25 @@
 # Needs make and Python 3.11 or newer with venv; everything else comes from pip.
 #
-#   make demo    install into .venv (without torch), then run the demonstration into out/
-#   make test    install into .venv-test, then format, lint, types, import contracts, tests
-#   make bench   time the simulator against a bare SimPy loop, and preparation against plain work
-#   make million a million tokens, 5 budgets x 8 policies, through the fast replay (DATA: the routing)
-#   make fidelity  lay simulation beside measurement: docs/fidelity.md anew
-#   make soak    half an hour of random replays and texts on this machine
-#   make peers   tokens/s of this and of others under one memory cap: docs/peers.md anew (root)
+#   make help            print this text
+#   make demo            install into .venv (without torch), then run the demonstration into out/
+#   make test            install into .venv-test, then format, lint, types, import contracts, tests
+#   make clean           remove the environments, out/ and all caches
+#
+# Measurements, each of which writes a page of docs/ or prints its figures:
+#
+#   make bench           time the simulator against a bare SimPy loop, and preparation against plain work
+#   make million         a million tokens, 5 budgets x 8 policies, through the fast replay (DATA: the routing)
+#   make fidelity        simulation beside measurement: docs/fidelity.md anew
+#   make soak            half an hour of random replays and texts on this machine
+#   make peers           tokens/s of CRISP and of others under one memory cap: docs/peers.md anew (root)
+#   make quality         what widths cost in quality: docs/quality.md anew (DATA: the texts)
+#   make policies        what policies load and lose on the small models: docs/policies.md (DATA: the texts)
+#   make caches          caches, prefetchers and orders side by side: docs/caches.md (DATA: a trace)
 #   make kernels-report  compile the GPU kernels for four architectures, without one: docs/kernels.md
-#   make gpu-report  every check that needs a GPU, with what PYTHON has; installs nothing: out/gpu/
-#   make gpu-bundle  the same as a folder to take to such a machine: out/gpu-bundle/
-#   make quality measure what widths cost in quality: docs/quality.md anew (DATA: the texts)
-#   make policies  what policies load and lose on the small models: docs/policies.md (DATA: the texts)
-#   make caches  lay caches, prefetchers and orders side by side: docs/caches.md (DATA: a trace)
-#   make clean   remove both environments, out/ and all caches
+#   make gpu-report      every check that needs a GPU, with what PYTHON has; installs nothing: out/gpu/
+#   make gpu-bundle      the same as a folder to take to such a machine: out/gpu-bundle/
+#
+# Variables: PYTHON=python3.12 chooses the interpreter, DATA=DIR the folder of large test inputs.
 
 PYTHON ?= python3
 # The folder of large test inputs; without one, the tests that need it are skipped.
@@ -23,13 +29,16 @@ DATA ?= $(wildcard ../shared)
 # all that is installed doubled the install's processor time (156 s, and 79 s without).
 PIP_FLAGS := -qq --disable-pip-version-check --no-input --no-compile -c constraints.txt
 TEST := .venv-test/bin
-SOURCES := $(shell find crisp sim hw traces -name __pycache__ -prune -o -type f -print)
+SOURCES := $(shell find -L crisp traces -name __pycache__ -prune -o -type f -print)
 
-.PHONY: demo test bench million fidelity peers soak kernels-report gpu-report gpu-bundle quality policies caches clean
+.PHONY: demo help test bench million fidelity peers soak kernels-report gpu-report gpu-bundle quality policies caches clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
 	.venv/bin/crisp demo
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 test: .venv-test/installed
 	$(TEST)/ruff format --check .
@@ -87,7 +96,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What a user gets from a package index: a built wheel, without extras.
-.venv/installed: pyproject.toml constraints.txt $(SOURCES)
+.venv/installed: pyproject.toml hatch_build.py constraints.txt $(SOURCES)
 	$(call environment,.venv)
 	@echo "Installing CRISP into .venv (a minute or two, from the package index) ..."
 	@.venv/bin/python -m pip install $(PIP_FLAGS) .

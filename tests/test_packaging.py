@@ -12,8 +12,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from crisp import __version__
+from hatch_build import RELATIVE_LINK, long_description
 
 ROOT = Path(__file__).resolve().parents[1]
 BUNDLED = "crisp/bundled_traces/"
@@ -128,21 +130,24 @@ print(*sorted(path.name for path in bundled().values()), sep="\\n")
     assert names
 
 
+def files(folder: str, pattern: str) -> set[str]:
+    """The files of a folder of the checkout, whose packages sim and hw are links."""
+    return {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).glob(pattern)}
+
+
 def test_the_wheel_holds_what_runs_and_no_more(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    profiles = {f"sim/profiles/{path.name}" for path in (ROOT / "sim/profiles").glob("*.toml")}
+    profiles = files("crisp/sim/profiles", "*.toml")
+    assets = files("crisp/report/assets", "*.*") | files("crisp/reproduce/data", "*.*")
     traces = {BUNDLED + path.name for path in (ROOT / "traces").glob("*.trace.safetensors")}
     assert profiles
     assert traces
-    assert profiles <= names
+    assert assets
+    assert names >= profiles | assets | {"crisp/py.typed"}
+    assert names >= files("crisp/sim", "**/*.py") | files("crisp/hw", "**/*.py")
     assert {name for name in names if name.startswith(BUNDLED)} == traces | {BUNDLED + "README.md"}
-    assert {name.split("/")[0] for name in names} == {
-        "crisp",
-        "sim",
-        "hw",
-        INFO,
-    }
+    assert {name.split("/")[0] for name in names} == {"crisp", INFO}
     assert INFO + "/licenses/LICENSE" in names
     assert not [name for name in names if name.endswith(("model.safetensors", ".pyc"))]
 
@@ -153,9 +158,11 @@ def test_the_source_distribution_holds_traces_tests_and_licence(built: Path) -> 
     traces = [path for path in (ROOT / "traces").rglob("*.*") if path.suffix != ".pyc"]
     assert traces
     assert names >= {path.relative_to(ROOT).as_posix() for path in traces}
-    assert names >= {"LICENSE", "README.md", "Makefile", "constraints.txt"}
-    assert "tests/test_packaging.py" in names
+    assert names >= {"LICENSE", "README.md", "Makefile", "constraints.txt", "hatch_build.py"}
+    assert names >= {"tests/test_packaging.py", "crisp/sim/__init__.py", "crisp/hw/__init__.py"}
+    assert names >= files("tests", "**/*.py") | files("examples", "*") | files("docs", "*.md")
     assert not [name for name in names if name.startswith((".venv", ".git/", "out/"))]
+    assert not [name for name in names if name.startswith(("sim/", "hw/"))]  # once is enough
 
 
 def test_torch_comes_with_the_extras_that_need_it_only(wheel: Path) -> None:
@@ -171,3 +178,50 @@ def test_torch_comes_with_the_extras_that_need_it_only(wheel: Path) -> None:
     assert extras["jetson"] == {"jetson-stats"}
     assert {extra for extra, names in extras.items() if "torch" in names} == {"hf", "gpu", "eval"}
     assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_the_long_description_has_no_link_that_leads_nowhere(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = email.message_from_bytes(archive.read(INFO + "/METADATA"))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL", []))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = metadata.get_payload(decode=True)
+    assert isinstance(text, bytes)
+    assert text.decode("utf-8").strip() == long_description(readme, urls.get("Repository")).strip()
+    assert not RELATIVE_LINK.search(text.decode("utf-8"))
+
+
+def test_a_repository_completes_the_links_of_the_long_description() -> None:
+    readme = "![A](docs/a.png) [B](docs/b.md#c), [D](https://d) [E](#e)"
+    assert long_description(readme, "https://host/crisp") == (
+        "![A](https://host/crisp/raw/HEAD/docs/a.png) "
+        "[B](https://host/crisp/blob/HEAD/docs/b.md#c), [D](https://d) [E](#e)"
+    )
+    assert long_description(readme, None) == " B, [D](https://d) [E](#e)"
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == __version__
+    assert citation["authors"] == [{"name": "The CRISP developers"}]
+    assert [reference["url"].rsplit("/")[-1] for reference in citation["references"]] == [
+        "2610.37442"
+    ]
+
+
+def test_make_help_names_every_target() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert targets
+    assert set(
+        re.findall(r"^  make ([\w-]+) ", run("make", "help", cwd=ROOT), re.MULTILINE)
+    ) == set(targets[1].split())
+
+
+def test_pre_commit_checks_what_make_checks() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    checks = re.findall(r"^\t\$\(TEST\)/((?:ruff|mypy|lint-imports).*)$", makefile, re.MULTILINE)
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    hooks = [hook["entry"] for repository in config["repos"] for hook in repository["hooks"]]
+    assert hooks == [f".venv-test/bin/{check}" for check in checks]

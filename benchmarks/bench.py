@@ -27,11 +27,11 @@ from crisp.profile import Profile
 from crisp.run.case import Case
 from crisp.run.result import Run
 from crisp.run.sinks import parquet
-from crisp.sim.fast_simulate import replay
-from crisp.sim.hardware import profile as hardware
+from crisp.sim.fast_simulate import fast_simulate
+from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from crisp.trace import Header, RoutingTrace
-from crisp.trace.fitting import fit
+from crisp.trace.fitting import fit_to_trace
 
 LAYERS, EXPERTS, TOP_K = 32, 8, 2
 TOKENS = 1000
@@ -76,7 +76,7 @@ def bare_loop(tokens: int) -> None:
 
 def case(made: RoutingTrace, policy: str) -> Case:
     """A trace under a policy."""
-    spec = fit(ModelSpec.named("mixtral-8x7b"), made)
+    spec = fit_to_trace(ModelSpec.named("mixtral-8x7b"), made)
     counts = Profile.from_trace(made.select(slice(0, 200)))
     return Case(made, spec, named(policy), Budget.parse("10%"), counts)
 
@@ -84,14 +84,15 @@ def case(made: RoutingTrace, policy: str) -> Case:
 def simulator(made: RoutingTrace, out: Path) -> None:
     """The whole run: plan, events, decisions, timeline, metrics."""
     with parquet(out) as sink:
-        simulate(case(made, "crisp"), hardware("paper-table1"), sinks=[sink])
+        simulate(case(made, "crisp"), hardware_profile("paper-table1"), sinks=[sink])
 
 
 def without_timeline(run: Callable[..., Run], made: RoutingTrace, policy: str) -> float:
     """Tokens/s of the whole run but for its timeline, the fastest of some."""
-    run(case(made.select(slice(0, 10)), policy), hardware("paper-table1"))  # compiles
+    run(case(made.select(slice(0, 10)), policy), hardware_profile("paper-table1"))  # compiles
     times = [
-        seconds(lambda: run(case(made, policy), hardware("paper-table1"))) for _ in range(REPEATS)
+        seconds(lambda: run(case(made, policy), hardware_profile("paper-table1")))
+        for _ in range(REPEATS)
     ]
     return made.rows / min(times)
 
@@ -140,7 +141,7 @@ def main() -> None:
     for policy in ("lru", "crisp"):
         model, fast = (
             without_timeline(simulate, made, policy),
-            without_timeline(replay, long, policy),
+            without_timeline(fast_simulate, long, policy),
         )
         print(f"  {policy:<6} SimPy model {model:6.0f} tokens/s, fast replay {fast:7.0f} tokens/s, "
               f"{fast / bare:.0f} x the bare loop  (aim: at least 100)")  # fmt: skip

@@ -21,9 +21,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
-from crisp.hw.devices.batch import Work
+from crisp.hw.devices.batch import ExpertBatch
 from crisp.hw.devices.cpu.arithmetic import Arithmetic
-from crisp.hw.devices.protocol import Piece
+from crisp.hw.devices.protocol import BlockRange
 from crisp.hw.store.packing import pack_synthetic
 from crisp.hw.store.reader import views
 from crisp.model.spec import ModelSpec
@@ -33,10 +33,10 @@ EXPERTS = 3  # of 352 MB each
 AIM = 0.6
 
 
-def work(x: Any, width: int) -> Work:
+def work(x: Any, width: int) -> ExpertBatch:
     """All rows of x, at a width."""
     n = len(x)
-    return Work(0, np.arange(n), np.full(n, width), np.ones(n, np.float32), x)
+    return ExpertBatch(0, np.arange(n), np.full(n, width), np.ones(n, np.float32), x)
 
 
 def main() -> None:
@@ -57,7 +57,9 @@ def main() -> None:
 
     def ours(x: Any, turn: int, width: int) -> None:
         first = n * (turn % EXPERTS)
-        arithmetic.add(Piece(work(arithmetic.inputs(x), width), 0, range(first, first + width)))
+        arithmetic.add(
+            BlockRange(work(arithmetic.inputs(x), width), 0, range(first, first + width))
+        )
 
     def theirs(x: Any, turn: int, width: int) -> None:
         """One linear layer of each block and projection, which is where the weights lie."""

@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from crisp.hw.devices.options import Options
+from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.replay import replay
 from crisp.hw.store.packing import pack_synthetic
 from crisp.model.spec import ModelSpec
@@ -44,7 +44,7 @@ def main() -> None:
                     trace, spec, named(policy), Budget.parse("25%"), Profile.from_trace(trace),
                     Conditions(granularity),
                 )  # fmt: skip
-                found = replay(case, store, Options()).metrics
+                found = replay(case, store, DeviceOptions()).metrics
                 columns = [found[f"{part}_us_per_{per}"] or 0 for per in ("event", "token")
                            for part in PARTS]  # fmt: skip
                 told = "  ".join(f"{figure:6g}" for figure in paper)

@@ -26,11 +26,11 @@ from crisp.policy import Budget, named
 from crisp.profile import Profile
 from crisp.run.case import Case
 from crisp.run.result import Run
-from crisp.sim.fast_simulate import replay
-from crisp.sim.hardware import profile as hardware
+from crisp.sim.fast_simulate import fast_simulate
+from crisp.sim.hardware import hardware_profile
 from crisp.trace import RoutingTrace
 from crisp.trace import chains as statistics
-from crisp.trace.fitting import fit
+from crisp.trace.fitting import fit_to_trace
 from crisp.trace.synth import synthesize
 
 TOKENS, COUNTED, SEQUENCE = 1_000_000, 20_000, 1000  # rows: simulated, of the profile, of a text
@@ -48,7 +48,7 @@ POLICIES = {
 }
 
 
-def chains(data: Path | None) -> dict[int, statistics.Chain]:
+def chains(data: Path | None) -> dict[int, statistics.PairChain]:
     """The routing of each layer: real statistics in ``data``, else every pair as often."""
     if data is not None:
         names = ("mixtral-8x7b-pair-counts.csv", "mixtral-8x7b-persistence.csv")
@@ -56,7 +56,7 @@ def chains(data: Path | None) -> dict[int, statistics.Chain]:
     pairs = np.array(list(combinations(range(EXPERTS), 2)), np.int16)
     even = np.ones(len(pairs), np.int64)
     return dict.fromkeys(
-        range(LAYERS), statistics.fit(pairs, 2 * even, even, np.array([0.5, 0.43, 0.07]))
+        range(LAYERS), statistics.fit_chain(pairs, 2 * even, even, np.array([0.5, 0.43, 0.07]))
     )
 
 
@@ -73,9 +73,9 @@ def one(folder: Path, policy: str, budget: str) -> tuple[str, str, Run, float, i
     begin = time.perf_counter()
     whole, counted, profile = opened(folder)
     chosen = named(policy.split()[0], has_guess=False, **POLICIES[policy])
-    spec = fit(ModelSpec.named("mixtral-8x7b"), whole)
+    spec = fit_to_trace(ModelSpec.named("mixtral-8x7b"), whole)
     case = Case(whole, spec, chosen, Budget.parse(budget), profile, counted=counted)
-    run = replay(case, hardware("rtx4090-pcie4"))
+    run = fast_simulate(case, hardware_profile("rtx4090-pcie4"))
     took = time.perf_counter() - begin
     run = replace(run, steps=None)
     return policy, budget, run, took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 import transformers
 
-from crisp.adapter import layout
-from crisp.checkpoint.windows import Windows
-from crisp.prepare.calibration import batches, calibrate, tensor
+from crisp.adapter import expert_layout
+from crisp.text_windows import TokenWindows
+from crisp.prepare.calibration import batch_windows, calibrate, to_token_ids
 from crisp.prepare.reorder import reorder
 
 TINY = Path(__file__).parents[1] / "traces" / "tiny-mixtral"
@@ -76,12 +76,12 @@ def calibration(model: Any) -> dict[str, list[float]]:
     """Processor time of a plain pass and of one that calibrates."""
     random = np.random.default_rng(0)
     cut = [random.integers(3, 2048, WINDOW) for _ in range(TOKENS // WINDOW)]
-    windows = Windows(cut, [WINDOW - 1] * len(cut), [0] * len(cut), [], WINDOW, WINDOW)
+    windows = TokenWindows(cut, [WINDOW - 1] * len(cut), [0] * len(cut), [], WINDOW, WINDOW)
 
     def plain() -> None:
         with torch.inference_mode():
-            for batch in batches(cut):
-                model.base_model(input_ids=tensor(batch, model), use_cache=False)
+            for batch in batch_windows(cut):
+                model.base_model(input_ids=to_token_ids(batch, model), use_cache=False)
 
     work = {"plain": plain, "ours": lambda: calibrate(model, windows)}
     return taken_in_turns(work, time.process_time)
@@ -95,7 +95,7 @@ def checkpoint(folder: Path) -> Any:
     )  # fmt: skip
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    found = layout(model)
+    found = expert_layout(model)
     model.to_empty(device="cpu")
     for weight in model.parameters():
         weight.data.normal_(std=0.02)

@@ -79,7 +79,7 @@ def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
 
 def deciding() -> dict[str, Any]:
     """us a token of the policy crisp at a budget of 25 %, of each model's counts."""
-    from crisp.hw.devices.options import Options
+    from crisp.hw.devices.options import DeviceOptions
     from crisp.hw.replay import replay
     from crisp.hw.store.packing import pack_synthetic
 
@@ -93,7 +93,7 @@ def deciding() -> dict[str, Any]:
                 trace, spec, named("crisp"), Budget.parse("25%"), Profile.from_trace(trace),
                 Conditions("expert"),
             )  # fmt: skip
-            measured = [replay(case, store, Options()).metrics for _ in range(TIMES)]
+            measured = [replay(case, store, DeviceOptions()).metrics for _ in range(TIMES)]
         spent = [[float(own[f"{part}_us_per_token"] or 0) for part in PARTS] for own in measured]
         found[model] = [round(us, 1) for us in min(spent, key=sum)]
     return {"machine": f"{platform.machine()} CPU, {os.cpu_count()} cores", "us_a_token": found}

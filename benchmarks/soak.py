@@ -19,21 +19,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from crisp.hw.decisions import Seen, relived, same_decisions
-from crisp.hw.devices.options import Options
+from crisp.hw.decisions import DecisionLog, replay_decisions, same_decisions
+from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.model.generate import generate
-from crisp.hw.model.resident import Resident, open_resident
+from crisp.hw.model.resident import ResidentModel, open_resident
 from crisp.hw.replay import replay
 from crisp.hw.store.packing import pack
 from crisp.policy import Budget, Policy, named
 from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
 from crisp.scheduler.workload import split
-from crisp.sim.hardware import profile as hardware
+from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from crisp.trace import RoutingTrace
-from crisp.trace.bundled import bundled
-from crisp.trace.fitting import fit
+from crisp.trace.bundled import bundled_traces
+from crisp.trace.fitting import fit_to_trace
 
 MODELS = {"tiny-mixtral": 16, "tiny-deepseek": 16}  # neurons of a block
 PROMPT = "def read(path):\n    return "
@@ -46,7 +46,7 @@ SLACK = 24_000_000  # bytes of memory that may come and go
 class Subject:
     """A model, its store, and routing of it."""
 
-    model: Resident
+    model: ResidentModel
     rest: RoutingTrace
     profile: Profile
 
@@ -77,7 +77,7 @@ def subject(name: str, folder: Path) -> Subject:
     """A small trained model from the checkout, packed."""
     checkpoint = Path(__file__).parents[1] / "traces" / name
     store = pack(checkpoint, folder / name, dtype="fp32", block=MODELS[name])
-    first, rest, _ = split(RoutingTrace.load(bundled()[f"{name}-code"]))
+    first, rest, _ = split(RoutingTrace.load(bundled_traces()[f"{name}-code"]))
     return Subject(open_resident(checkpoint, store), rest, Profile.from_trace(first))
 
 
@@ -91,12 +91,12 @@ def policy(draw: random.Random) -> Policy:
     )
 
 
-def right(case: Case, seen: Seen) -> bool:
+def right(case: Case, seen: DecisionLog) -> bool:
     """Whether a measured run decided what it should."""
-    if case.policy.prefetch.name != "none":
-        return relived(case, seen)
-    expected = Seen()
-    simulate(case, hardware("rtx4090-pcie4"), sinks=[expected.sink], watch=expected.watch)
+    if case.policy.prefetch.active:
+        return replay_decisions(case, seen)
+    expected = DecisionLog()
+    simulate(case, hardware_profile("rtx4090-pcie4"), sinks=[expected.sink], watch=expected.watch)
     return same_decisions(seen, expected)
 
 
@@ -109,9 +109,9 @@ def a_replay(one: Subject, draw: random.Random, chosen: Policy, budget: Budget) 
         chunk=draw.choice([16, 512]),
         limit=draw.choice([5, 40]),
     )
-    spec = fit(one.model.store.spec, one.rest)
-    case, seen = Case(one.rest, spec, chosen, budget, one.profile, conditions), Seen()
-    replay(case, one.model.store, Options(), sinks=[seen.sink], watch=seen.watch)
+    spec = fit_to_trace(one.model.store.spec, one.rest)
+    case, seen = Case(one.rest, spec, chosen, budget, one.profile, conditions), DecisionLog()
+    replay(case, one.model.store, DeviceOptions(), sinks=[seen.sink], watch=seen.watch)
     return right(case, seen)
 
 
@@ -119,9 +119,12 @@ def a_text(
     one: Subject, draw: random.Random, chosen: Policy, budget: Budget, texts: dict[str, str]
 ) -> bool:
     """Written by the model; at full width always the same."""
-    conditions, seen = Conditions(granularity=draw.choice(["expert", "block"]), phase="all"), Seen()
+    conditions, seen = (
+        Conditions(granularity=draw.choice(["expert", "block"]), phase="all"),
+        DecisionLog(),
+    )
     made = generate(
-        one.model, chosen, budget, Options(), PROMPT, NEW_TOKENS,
+        one.model, chosen, budget, DeviceOptions(), PROMPT, NEW_TOKENS,
         profile=one.profile, conditions=conditions, sinks=[seen.sink], watch=seen.watch,
     )  # fmt: skip
     if chosen.to_dict()["width"] == "full":

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crisp.adapter import Layout, Recorder, Routing, recording
-from crisp.checkpoint.loading import Loaded
-from crisp.checkpoint.windows import opening, read_text, share
+from crisp.adapter import ExpertLayout, RecordedRouting, RoutingRecorder, record_routing
+from crisp.checkpoint.loading import LoadedModel
 from crisp.errors import CrispError
-from crisp.extras import need
-from crisp.trace.file import DECODE, PREFILL, Header, RoutingTrace
+from crisp.extras import import_extra
+from crisp.text_windows import even_share, opening_ids, read_text
+from crisp.trace import DECODE, PREFILL, Header, RoutingTrace
 
 DEFAULT_SEQUENCES = 16  # of each text, where that many fit
 
@@ -57,7 +57,7 @@ class Recipe:
 
 
 def capture(
-    loaded: Loaded,
+    loaded: LoadedModel,
     texts: Sequence[Path],
     recipe: Recipe,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -79,7 +79,7 @@ def capture(
         progress(done, total)
 
     sequences: list[_Sequence] = []
-    with need("torch").inference_mode(), recording(loaded.model) as recorder:
+    with import_extra("torch").inference_mode(), record_routing(loaded.model) as recorder:
         for first in range(0, len(prompts), recipe.batch):
             batch = list(enumerate(prompts))[first : first + recipe.batch]
             sequences += _run(loaded.model, recorder, batch, recipe, stop, tell)
@@ -89,23 +89,23 @@ def capture(
 @dataclass(frozen=True, eq=False)
 class _Sequence:
     tokens: list[int]  # those that were fed, in order
-    routing: Routing  # a row for each
+    routing: RecordedRouting  # a row for each
 
 
 def _run(
     model: Any,
-    recorder: Recorder,
+    recorder: RoutingRecorder,
     batch: Sequence[tuple[int, list[int]]],
     recipe: Recipe,
     stop: set[int],
     tell: Callable[[int], None],
 ) -> list[_Sequence]:
     """The sequences of one batch of (sequence number, prompt), run side by side."""
-    torch = need("torch")
+    torch = import_extra("torch")
     draws = [np.random.default_rng([recipe.seed, number]) for number, _ in batch]
     fed = [list(prompt) for _, prompt in batch]
     alive = [True] * len(batch)
-    passes: list[Routing] = []
+    passes: list[RecordedRouting] = []
 
     def forward(tokens: Any, cache: dict[str, Any]) -> Any:
         output = model(input_ids=tokens, use_cache=True, **_last_only(model), **cache)
@@ -141,7 +141,7 @@ def _last_only(model: Any) -> dict[str, int]:
     return {"logits_to_keep": 1} if known else {}
 
 
-def _rows(passes: Sequence[Routing], batch: int, which: int, count: int) -> Routing:
+def _rows(passes: Sequence[RecordedRouting], batch: int, which: int, count: int) -> RecordedRouting:
     """The first ``count`` rows of sequence ``which`` of a batch, over all its passes."""
 
     def joined(name: str) -> Any:
@@ -149,7 +149,7 @@ def _rows(passes: Sequence[Routing], batch: int, which: int, count: int) -> Rout
         own = [part.reshape(batch, -1, *part.shape[1:])[which] for part in parts]
         return np.concatenate(own)[:count]
 
-    return Routing(joined("experts"), joined("weights"), joined("guess"))
+    return RecordedRouting(joined("experts"), joined("weights"), joined("guess"))
 
 
 def cache_of(output: Any, model: Any) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _sample(logits: NDArray[np.float64], temperature: float, draw: np.random.Gen
     return min(int(np.searchsorted(upto, draw.random() * upto[-1], "right")), len(upto) - 1)
 
 
-def stops(loaded: Loaded) -> set[int]:
+def stops(loaded: LoadedModel) -> set[int]:
     """The tokens that end a text.
 
     An id of the generation config counts only if the tokenizer knows it as special: configs often
@@ -200,7 +200,7 @@ def _prompts(
     A text is cut into consecutive windows; as many as asked are drawn without replacement and kept
     in the text's order. What the tokenizer puts before a text (a BOS) opens every prompt.
     """
-    led = opening(tokenizer)
+    led = opening_ids(tokenizer)
     window = recipe.prompt_tokens - len(led)
     if window < 1:
         raise CrispError(
@@ -214,7 +214,7 @@ def _prompts(
         text, digest = read_text(path)
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         held = len(ids) // window
-        asked = share(recipe.sequences, len(texts), number)
+        asked = even_share(recipe.sequences, len(texts), number)
         if held < (asked or 1):
             raise CrispError(
                 f"{path}: {len(ids)} tokens hold {held} prompts of {recipe.prompt_tokens}; "
@@ -231,8 +231,8 @@ def _prompts(
 
 def _assemble(
     sequences: Sequence[_Sequence],
-    loaded: Loaded,
-    found: Layout,
+    loaded: LoadedModel,
+    found: ExpertLayout,
     recipe: Recipe,
     dataset: Sequence[str],
 ) -> RoutingTrace:

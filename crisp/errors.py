@@ -1,6 +1,6 @@
-"""One exception for everything a user can get wrong.
+"""The exceptions of the package: `CrispError` for mistakes of a user, `InvariantError` for ours.
 
-The command line prints its message as one line and exits with code 2; library callers catch it.
+The command line prints the message of a CrispError as one line and exits with code 2.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ class CrispError(Exception):
 
 
 class InvariantError(Exception):
-    """A run broke one of its own rules. This is a fault of the program, never of its input."""
+    """A broken rule of a run: a fault of the program, never of its input."""
 
 
-def nearest(name: str, known: Iterable[str], what: str) -> CrispError:
-    """The error for an unknown ``what`` called ``name``, with the closest known name.
+def unknown_name(name: str, known_names: Iterable[str], what: str) -> CrispError:
+    """Return the error for an unknown ``what`` called ``name``, with the closest known name.
 
-    >>> print(nearest("crips", ["fo", "lru", "crisp"], "policy"))
+    >>> print(unknown_name("crips", ["fo", "lru", "crisp"], "policy"))
     unknown policy 'crips'; did you mean 'crisp'? known: fo, lru, crisp
     """
-    names = list(known)
+    names = list(known_names)
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"; did you mean '{close[0]}'?" if close else ";"
     return CrispError(f"unknown {what} '{name}'{hint} known: {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Import modules of optional extras, or say which extra is missing."""
+"""The import of modules that come with optional extras."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 from crisp.errors import CrispError
 
 
-def need(module: str) -> Any:
-    """A module of the extra ``hf``; CrispError names the extra when it is not installed."""
+def import_extra(module: str) -> Any:
+    """Return the module; CrispError names the extra ``hf`` when it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         top = module.partition(".")[0]
-        if find_spec(top) is not None:  # a library of it does not fit into memory, say
+        if (
+            find_spec(top) is not None
+        ):  # installed, but broken: one of its libraries cannot be mapped, say
             raise CrispError(f"{top} cannot be loaded: {error}") from error
         raise CrispError(
             f"{top} is needed and not installed: pip install '.[hf]' in the checkout ({error})"

@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees half of one."""
+"""Atomic writing of files, and checks of paths before long work."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from crisp.errors import CrispError
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside ``path``: renamed to it on success, removed on any failure.
+    """Yield a temporary path beside ``path``: renamed to it on success, removed on any failure.
 
     A link is followed. Raises CrispError when the folder does not exist or cannot be written, the
     disk is full, or ``path`` is a folder, a device or a pipe, or spelled like a folder (``x/``);
     errors about other files pass.
     """
     with _beside(path) as (temporary, target):
-        mode = temporary.stat().st_mode  # what anybody's new file gets here; some writers differ
+        mode = temporary.stat().st_mode  # the umask's; some libraries write with another
         yield temporary
         temporary.chmod(mode)
         temporary.replace(target)
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise CrispError now for what `atomic` would refuse after long work; nothing is changed."""
+    """Raise CrispError now for whatever `atomic` would refuse after long work; change nothing."""
     with _beside(path):
         pass
 
 
 def check_readable(path: str | Path) -> None:
-    """Raise CrispError, with the system's reason, unless it is an ordinary file that can be read.
+    """Raise CrispError, with the system's reason, unless ``path`` is a regular, readable file.
 
-    Libraries have one reason for all of them, and wait for ever at a pipe that nobody writes to.
+    Libraries give the same message for every reason, and wait for ever at a pipe without a writer.
     """
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):
@@ -47,7 +47,7 @@ def check_readable(path: str | Path) -> None:
 
 @contextmanager
 def _beside(path: str | Path) -> Iterator[tuple[Path, Path]]:
-    """(a new temporary file, removed at the end; the file to be, links followed)."""
+    """Yield (a new temporary file, removed at the end; the final path, with links followed)."""
     name = os.fspath(path)
     try:
         name.encode()

@@ -21,11 +21,11 @@ from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
 from crisp.scheduler.oracle import NEVER, Future, soonest
 from crisp.scheduler.workload import split
-from crisp.sim.fast_simulate import replay
-from crisp.sim.hardware import profile as machine
+from crisp.sim.fast_simulate import fast_simulate
+from crisp.sim.hardware import hardware_profile
 from crisp.trace import RoutingTrace
-from crisp.trace.bundled import bundled
-from crisp.trace.fitting import fit
+from crisp.trace.bundled import bundled_traces
+from crisp.trace.fitting import fit_to_trace
 
 BUDGETS = ("10%", "20%", "30%", "40%", "50%")
 TEXTS = ("code", "docs", "kjv")
@@ -127,12 +127,14 @@ class Routing:
 def geometry(trace: str, routing: RoutingTrace, sized: bool) -> ModelSpec:
     """The model a trace is run with; sized: experts as large as those of a model in use."""
     if trace == REAL:
-        return fit(ModelSpec.named(REAL), routing)
+        return fit_to_trace(ModelSpec.named(REAL), routing)
     if sized:
         of = ModelSpec.named(SIZES[trace.rpartition("-")[0]]).with_(bits=BITS)
-        return fit(replace(of, n_experts=routing.header.n_experts, top_k=routing.k), routing)
+        return fit_to_trace(
+            replace(of, n_experts=routing.header.n_experts, top_k=routing.k), routing
+        )
     assert routing.header.spec is not None
-    return fit(ModelSpec.from_dict(routing.header.spec, trace), routing)
+    return fit_to_trace(ModelSpec.from_dict(routing.header.spec, trace), routing)
 
 
 def file_of(trace: str, real: Path | None) -> Path:
@@ -140,7 +142,7 @@ def file_of(trace: str, real: Path | None) -> Path:
     if trace == REAL:
         assert real is not None
         return real
-    return bundled()[trace]
+    return bundled_traces()[trace]
 
 
 def by_access(trace: RoutingTrace) -> RoutingTrace:
@@ -161,8 +163,8 @@ _accesses = lru_cache(maxsize=1)(by_access)
 def hardware(name: str) -> HardwareProfile:
     """A shipped profile, or Table 1 with the times of loading and computing exchanged."""
     if name != EXCHANGED:
-        return machine(name)
-    shipped = machine("paper-table1")
+        return hardware_profile(name)
+    shipped = hardware_profile("paper-table1")
     load, compute = "table.expert_load_ms", "table.expert_compute_ms"
     numbers = {load: shipped.numbers[compute], compute: shipped.numbers[load]}
     return replace(shipped, name=EXCHANGED, numbers={**shipped.numbers, **numbers})
@@ -198,7 +200,7 @@ def run(cell: Cell, real: Path | None) -> dict[str, Any]:
     if cache == "belady-forced":
         future = _future(cell.trace, cell.by_access, real)
         return told | {"blocks_loaded": forced(case, future)}
-    metrics = replay(case, hardware(cell.machine)).metrics
+    metrics = fast_simulate(case, hardware(cell.machine)).metrics
     fewest = metrics["belady_bytes_per_token"] * metrics["tokens"] / case.spec.block_bytes
     kept = {name: metrics[name] for name in ("blocks_loaded", *RECORDED[cell.section][1])}
     return told | kept | {"belady_blocks": round(fewest)}

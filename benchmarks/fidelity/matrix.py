@@ -20,9 +20,9 @@ import numpy.typing as npt
 from crisp.hardware.profile import HardwareProfile
 from crisp.hw.calibration.calibrate import calibrated
 from crisp.hw.calibration.tables import processor
-from crisp.hw.decisions import Seen, relived, same_decisions
-from crisp.hw.devices.options import Options
-from crisp.hw.memory import anonymous
+from crisp.hw.decisions import DecisionLog, replay_decisions, same_decisions
+from crisp.hw.devices.options import DeviceOptions
+from crisp.hw.memory import map_anonymous
 from crisp.hw.replay import replay
 from crisp.hw.store.packing import pack_synthetic
 from crisp.hw.store.reader import Store
@@ -34,8 +34,8 @@ from crisp.run.timeline import COMPUTE, END, EVENT, EXPERT, FIRST, KIND, LAYER_I
 from crisp.scheduler.workload import split
 from crisp.sim.simulate import simulate
 from crisp.trace import RoutingTrace
-from crisp.trace.bundled import bundled
-from crisp.trace.fitting import fit
+from crisp.trace.bundled import bundled_traces
+from crisp.trace.fitting import fit_to_trace
 
 POLICIES = ("fo", "lru", "mo", "crisp")
 BUDGETS = ("10%", "30%", "50%")
@@ -99,11 +99,11 @@ class Cell:
 
     def case(self, store: Store, tokens: int) -> Case:
         """What is run."""
-        trace = RoutingTrace.load(bundled()[self.geometry.trace])
+        trace = RoutingTrace.load(bundled_traces()[self.geometry.trace])
         counted, rest, how = split(trace.first_layers(min(trace.layers, store.spec.n_layers)))
         return Case(
             rest,
-            fit(store.spec, rest),
+            fit_to_trace(store.spec, rest),
             named(self.policy),
             Budget.parse(self.budget),
             Profile.from_trace(counted),
@@ -135,7 +135,7 @@ def measure_all(
     for number, geometry in enumerate(geometries):
         store = _packed(geometry, folder / f"store-{number}")
         for mode, limit in modes.items():
-            options = Options(link_limit=limit)
+            options = DeviceOptions(link_limit=limit)
             _say(f"{geometry.name}, {mode}: calibrating")
             toml = folder / f"{mode}-{number}.toml"
             toml.write_text(calibrated(store, options, seconds).toml(), encoding="utf-8")
@@ -198,11 +198,11 @@ def _beside(geometry: Geometry, store: Store, tokens: int) -> list[dict[str, Any
     found = []
     own = [cell for cell in cells(geometry) if cell.granularity == "block"]
     for cell in (cell for cell in own if cell.policy in ("lru", "crisp")):
-        seen, case = Seen(), cell.case(store, tokens)
-        replay(case, store, Options(), sinks=[seen.sink])
+        seen, case = DecisionLog(), cell.case(store, tokens)
+        replay(case, store, DeviceOptions(), sinks=[seen.sink])
         before = _reread(store, seen.sink.rows)
         for repeat in range(geometry.beside):
-            run = replay(case, store, Options(), sinks=[])
+            run = replay(case, store, DeviceOptions(), sinks=[])
             link = run.metrics["link_busy"] * run.metrics["total_ns"]
             after = _reread(store, seen.sink.rows)
             found.append(
@@ -223,7 +223,7 @@ def _reread(store: Store, rows: Rows) -> int:
     """
     size, turn = store.spec.block_bytes, 0
     slots = _POOL // size
-    buffer = memoryview(anonymous(slots * size, "a buffer"))  # as the device's pool
+    buffer = memoryview(map_anonymous(slots * size, "a buffer"))  # as the device's pool
     buffer[:] = bytes(slots * size)  # it is there
     files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in store.files]
     place = {layer: row for row, layer in enumerate(store.spec.moe_layers)}
@@ -246,23 +246,25 @@ class Expected:
     """A simulated cell."""
 
     facts: dict[str, Any]
-    seen: Seen
+    seen: DecisionLog
 
 
 def _simulate(case: Case, profile: HardwareProfile) -> Expected:
-    seen = Seen()
+    seen = DecisionLog()
     run = simulate(case, profile, sinks=[seen.sink], watch=seen.watch)
     return Expected(_facts(run.metrics), seen)
 
 
-def _measure(case: Case, store: Store, options: Options, expected: Expected) -> dict[str, Any]:
-    seen = Seen()
+def _measure(
+    case: Case, store: Store, options: DeviceOptions, expected: Expected
+) -> dict[str, Any]:
+    seen = DecisionLog()
     blocks = 1 if case.conditions.by_block else case.spec.n_blocks
     before = _probe(store, blocks)
     run = replay(case, store, options, sinks=[seen.sink], watch=seen.watch)
     after = _probe(store, blocks)
-    prefetches = case.policy.prefetch.name != "none"
-    same = relived(case, seen) if prefetches else same_decisions(seen, expected.seen)
+    prefetches = case.policy.prefetch.active
+    same = replay_decisions(case, seen) if prefetches else same_decisions(seen, expected.seen)
     return _facts(run.metrics) | {
         "probes_gb_per_s": [round(before, 4), round(after, 4)],
         "same_decisions": same,
@@ -303,7 +305,7 @@ def _events(rows: Rows) -> npt.NDArray[np.float64]:
 def _probe(store: Store, blocks: int) -> float:
     """Plain O_DIRECT reads of so many blocks at random places: GB/s."""
     size, path = blocks * store.spec.block_bytes, store.files[0]
-    buffer, draw = memoryview(anonymous(size, "a buffer")), random.Random(0)
+    buffer, draw = memoryview(map_anonymous(size, "a buffer")), random.Random(0)
     buffer[:] = bytes(size)
     file, spans = os.open(path, os.O_RDONLY | os.O_DIRECT), (path.stat().st_size - PAGE) // size
     places = [PAGE + size * draw.randrange(spans) for _ in range(max(4, 128_000_000 // size))]

@@ -21,7 +21,7 @@ class Happened:
 
 
 class Eager:
-    """See `crisp.hw.devices.gpu.streams.Streams`."""
+    """See `crisp.hw.devices.gpu.streams.DeviceStreams`."""
 
     name = "none (dry run on the processor)"
 

@@ -19,7 +19,7 @@ import torch
 from crisp.hardware.profile import HardwareProfile
 from crisp.hw.calibration.calibrate import calibrated
 from crisp.hw.devices.gpu.cuda import cuda
-from crisp.hw.devices.gpu.kernels import Layout, add_blocks, reference
+from crisp.hw.devices.gpu.kernels import BlockLayout, add_blocks, reference
 from crisp.hw.devices.protocol import Copy
 from crisp.hw.model.lookup import Lookup
 from crisp.hw.replay import replay
@@ -42,7 +42,7 @@ BUDGETS = ("10%", "30%", "50%")
 class Machine:
     """What is measured, and how large."""
 
-    streams: Any  # crisp.hw.devices.gpu.streams.Streams
+    streams: Any  # crisp.hw.devices.gpu.streams.DeviceStreams
     folder: Path  # for stores
     dry: bool
     device: str  # torch's name
@@ -125,7 +125,7 @@ def kernels(machine: Machine) -> Table:
     found, turn = [], itertools.count()
     for dtype in DTYPES:
         store = machine.store("kernels", 1, dtype)
-        layout, spec, n = Layout.of(store), store.spec, store.spec.n_blocks
+        layout, spec, n = BlockLayout.of(store), store.spec, store.spec.n_blocks
         first = store.offset(0, 0, 0)
         raw = np.fromfile(store.files[0], np.uint8)[first:].reshape(-1, spec.block_bytes)
         pool = torch.from_numpy(raw[: 4 * n]).to(machine.device)
@@ -207,7 +207,7 @@ def overlap(machine: Machine) -> Table:
     if machine.dry:
         return [{"copy ms": None, "kernels ms": None, "together ms": None, "hidden": None}]
     store = machine.store("kernels", 1)
-    layout, spec, n = Layout.of(store), store.spec, store.spec.n_blocks
+    layout, spec, n = BlockLayout.of(store), store.spec, store.spec.n_blocks
     pool = torch.randn(2 * n * spec.block_bytes // 2, device="cuda").to(torch.bfloat16)
     pool = pool.view(torch.uint8).view(2 * n, spec.block_bytes)
     here = torch.empty(spec.expert_bytes, dtype=torch.uint8, pin_memory=True)

@@ -112,7 +112,7 @@ def llama(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
 
 def crisp(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     """Experts in a store, ``asked.budget`` bytes of them in memory."""
-    from crisp.hw.devices.options import Options
+    from crisp.hw.devices.options import DeviceOptions
     from crisp.hw.model.generate import generate
     from crisp.hw.model.resident import open_resident
     from crisp.hw.store.reader import Store
@@ -129,7 +129,7 @@ def crisp(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     with suppress(Enough):
         generate(
             resident, named(asked.policy), Budget.parse(f"{asked.budget}B"),
-            Options(threads=max(1, asked.threads - 1)),  # one more reads
+            DeviceOptions(threads=max(1, asked.threads - 1)),  # one more reads
             model.words(model.prompt()), asked.tokens + 1,
             conditions=Conditions(granularity="block"), on_text=on_text,
         )  # fmt: skip

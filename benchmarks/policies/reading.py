@@ -16,13 +16,13 @@ from benchmarks.quality.estimates import Figure, combined, figure
 from benchmarks.quality.setting import KINDS, Amounts, Tell
 from benchmarks.quality.study import Study
 from crisp.adapter import attach
-from crisp.checkpoint.windows import Windows
+from crisp.text_windows import TokenWindows
 from crisp.files import atomic
 from crisp.policy import Budget, Policy
 from crisp.profile import Profile
 from crisp.profile.router_weights import QUANTILES, quantiles
-from crisp.quality import Scores, measure
-from crisp.quality.statistics import by_window, increase
+from crisp.quality import Scores, score_windows
+from crisp.quality.statistics import by_window, nll_increase
 
 TUNING, HELDOUT = 1024, 2048  # tokens of each kind of text
 Floats = npt.NDArray[np.float64]
@@ -52,7 +52,7 @@ class Reading:
         ratios = []
         for seed, kind in enumerate(KINDS):
             own, other = (_of_kind(one.scores, kind) for one in (self, full))
-            sums = combined(by_window(own, increase(own, other)), seed)
+            sums = combined(by_window(own, nll_increase(own, other)), seed)
             ratios.append(np.expm1(sums[:, 1] / sums[:, 0]))
         return np.mean(ratios, axis=0)
 
@@ -82,12 +82,12 @@ class Bench:
         self.profile = _profile(self.study)
         self.study.arrange(self.study.orders)
 
-    def read(self, policy: Policy, budget: str, windows: Windows) -> Reading:
+    def read(self, policy: Policy, budget: str, windows: TokenWindows) -> Reading:
         """The windows one after the other, each token of each layer an event, from an empty cache.
 
         Kept in the work folder.
         """
-        told = repr(policy), budget, self.profile.digest(), windows.dataset, windows.fed
+        told = repr(policy), budget, self.profile.digest(), windows.dataset, windows.n_fed
         key = json.dumps(told)
         file = self.study.work / f"budget-{hashlib.sha256(key.encode()).hexdigest()[:20]}.npz"
         if not file.exists():
@@ -99,13 +99,13 @@ class Bench:
                 def note(done: int, total: int) -> None:
                     upto.append(attached.tally.blocks_loaded or 0)
 
-                scores = measure(model, windows, note, batch=1)
+                scores = score_windows(model, windows, note, batch=1)
             with atomic(file) as temporary, temporary.open("wb") as stream:
                 np.savez(stream, blocks=np.diff(upto), **vars(scores))
         with np.load(file) as kept:
             parts = {name: kept[name] for name in kept.files}
         blocks = parts.pop("blocks")
-        return Reading(Scores(**parts), blocks, windows.fed, self.spec.block_bytes)
+        return Reading(Scores(**parts), blocks, windows.n_fed, self.spec.block_bytes)
 
     def facts(self) -> Mapping[str, Any]:
         """What the figures of this model were measured under."""
@@ -113,8 +113,8 @@ class Bench:
             "name": self.spec.name,
             "spec": self.spec.to_dict(),
             "weights": self.study.weights,
-            "tuning_tokens": self.tuning.fed,
-            "heldout_tokens": self.heldout.fed,
+            "tuning_tokens": self.tuning.n_fed,
+            "heldout_tokens": self.heldout.n_fed,
             "full_bytes": len(self.spec.moe_layers) * self.spec.top_k * self.spec.expert_bytes,
         }
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from crisp.model.spec import ModelSpec
 from crisp.policy.widths.base import Tiered, WidthTable
 from crisp.policy.widths.skipping import Skip
-from crisp.prepare.calibration import Calibration
+from crisp.prepare.calibration import CalibrationSums
 from crisp.profile import Profile
 from crisp.profile.tiers import sorted_tiers
 
@@ -98,12 +98,12 @@ def least(worth: Mapping[int, Floats], gone: int) -> dict[int, npt.NDArray[np.bo
     return found
 
 
-def activations(calibration: Calibration) -> dict[int, Floats]:
+def activations(calibration: CalibrationSums) -> dict[int, Floats]:
     """By layer, how many tokens each expert had."""
     return {layer: own.tokens.astype(np.float64) for layer, own in calibration.layers.items()}
 
 
-def saliency(calibration: Calibration) -> dict[int, Floats]:
+def saliency(calibration: CalibrationSums) -> dict[int, Floats]:
     """By layer, mean norm of what each expert adds in its combinations, weight included."""
     return {
         layer: own.removed.sum(1) / np.maximum((own.anchored + own.anchored.T).sum(1), 1)

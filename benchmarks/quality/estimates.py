@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.quality import Scores
-from crisp.quality.statistics import by_window, increase, kept
-from crisp.statistics import LEVEL, resampled
+from crisp.quality.statistics import by_window, nll_increase, top_kept
+from crisp.statistics import LEVEL, resample
 
 Floats = npt.NDArray[np.float64]
 Figure = dict[str, Any]  # {"value": float, "interval": [low, high]}
@@ -44,7 +44,7 @@ class Reading:
 def row(label: str, reading: Reading, full: Reading, kinds: Mapping[int, str]) -> Figure:
     """What a table says of one policy: by kind of text, and the mean over the kinds.
 
-    kinds: the name of each text number. ``increase`` is the mean over the kinds of perplexity /
+    kinds: the name of each text number. ``nll_increase`` is the mean over the kinds of perplexity /
     full perplexity - 1; ``retention`` the mean share of tokens that keep their top prediction.
     """
     by_kind: dict[str, Figure] = {}
@@ -52,8 +52,8 @@ def row(label: str, reading: Reading, full: Reading, kinds: Mapping[int, str]) -
     for seed, (number, kind) in enumerate(kinds.items()):
         own, reference = reading.of_text(number).scores, full.of_text(number).scores
         level = _with_resamples(by_window(own, own.nll), seed)
-        ratio = np.exp(_with_resamples(by_window(own, increase(own, reference)), seed)) - 1
-        keep = _with_resamples(by_window(own, kept(own, reference)), seed)
+        ratio = np.exp(_with_resamples(by_window(own, nll_increase(own, reference)), seed)) - 1
+        keep = _with_resamples(by_window(own, top_kept(own, reference)), seed)
         by_kind[kind] = {"perplexity": figure(np.exp(level)), "increase": figure(ratio)}
         ratios.append(ratio)
         keeps.append(keep)
@@ -72,7 +72,7 @@ def contrast(a: Reading, b: Reading, kinds: Mapping[int, str]) -> Figure:
     logs = []
     for seed, number in enumerate(kinds):
         own, other = a.of_text(number).scores, b.of_text(number).scores
-        logs.append(_with_resamples(by_window(own, increase(own, other)), seed))
+        logs.append(_with_resamples(by_window(own, nll_increase(own, other)), seed))
     return figure(np.exp(np.mean(logs, axis=0)) - 1)
 
 
@@ -145,7 +145,7 @@ def figure(values: Floats) -> Figure:
 
 def combined(sums: Floats, seed: int = 0) -> Floats:
     """Sums [windows, q]: the total, then that of each resample of the windows: [1 + 1000, q]."""
-    return np.concatenate([sums.sum(axis=0)[None], resampled(sums, seed)])
+    return np.concatenate([sums.sum(axis=0)[None], resample(sums, seed)])
 
 
 def _with_resamples(sums: Floats, seed: int) -> Floats:

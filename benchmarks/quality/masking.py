@@ -8,7 +8,7 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from crisp.prepare.ablation import Ablation, Batch
+from crisp.prepare.ablation import Ablation, AblationBatch
 from crisp.profile import Profile
 
 Floats = npt.NDArray[np.float64]
@@ -61,7 +61,7 @@ def without(
 
 
 def _gain(
-    ablation: Ablation, layer: int, batch: Batch, pair: tuple[int, int], masked: int
+    ablation: Ablation, layer: int, batch: AblationBatch, pair: tuple[int, int], masked: int
 ) -> Floats:
     """[windows of the batch]"""
     here = np.isin(batch.experts, pair)
@@ -72,7 +72,7 @@ def _gain(
     return np.asarray(change.reshape(len(batch.windows), -1).sum(1))
 
 
-def _by_window(batch: Batch, scored: npt.NDArray[np.bool_], loss: Floats) -> Floats:
+def _by_window(batch: AblationBatch, scored: npt.NDArray[np.bool_], loss: Floats) -> Floats:
     n = len(batch.windows)
     return np.stack(
         [scored.reshape(n, -1).sum(1), (loss * scored).reshape(n, -1).sum(1)], axis=1

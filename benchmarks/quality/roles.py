@@ -13,7 +13,7 @@ from benchmarks.quality.setting import KINDS
 from benchmarks.quality.study import ROLES, Study
 from crisp.prepare.ablation import Ablation
 from crisp.prepare.calibration import LayerSums
-from crisp.prepare.roles import Exact, Grouped, spell
+from crisp.prepare.roles import Exact, Grouped, spell_method
 from crisp.profile import dominant
 from crisp.profile.roles import agreement
 
@@ -115,7 +115,7 @@ def agreements(study: Study) -> Figure:
         sources[name], seconds = study.roles(method, tokens)
         passes = layers * (n * (n - 1) if isinstance(method, Exact) else int(method.passes))
         cost[name] = {
-            "method": spell(method), "passes": passes, "tokens": tokens * every, "seconds": seconds
+            "method": spell_method(method), "passes": passes, "tokens": tokens * every, "seconds": seconds
         }  # fmt: skip
     whole = {name: study.everywhere(own) for name, own in sources.items()}
     known = {name: dominant(own) for name, own in whole.items()}

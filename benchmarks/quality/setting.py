@@ -20,17 +20,17 @@ import numpy.typing as npt
 
 from benchmarks.quality.controls import Routes
 from benchmarks.quality.estimates import Reading
-from crisp.adapter import Experts, attach, layout
+from crisp.adapter import Experts, attach, expert_layout
 from crisp.checkpoint.files import weights_digest
-from crisp.checkpoint.loading import in_float32, load
-from crisp.checkpoint.windows import Windows, read_windows
+from crisp.checkpoint.loading import load_model, to_float32
+from crisp.text_windows import TokenWindows, read_windows
 from crisp.files import atomic
 from crisp.policy import Policy, named
 from crisp.policy.spelling import build
 from crisp.policy.widths.base import WidthPolicy
 from crisp.policy.widths.names import WIDTHS
 from crisp.profile import Profile
-from crisp.quality import Scores, geometry, measure
+from crisp.quality import Scores, geometry, score_windows
 
 KINDS = {0: "code", 1: "docs", 2: "kjv"}
 BLOCK = 16  # neurons: half, three quarters and tenths of an expert are then exact, or nearly
@@ -57,7 +57,7 @@ class Setting:
     def __init__(
         self, folder: Path, data: Path, work: Path, amounts: Amounts, tell: Tell = lambda what: None
     ) -> None:
-        self.loaded = in_float32(load(str(folder)))
+        self.loaded = to_float32(load_model(str(folder)))
         self.spec = geometry(self.loaded, BLOCK)
         self.amounts, self.tell, self._data = amounts, tell, data
         self.heldout = self.windows("heldout", KINDS.values(), amounts.heldout)
@@ -70,7 +70,7 @@ class Setting:
         request = json.dumps([self.weights, texts, vars(amounts), BLOCK, WINDOW])
         self.work = work / f"{folder.name}-{hashlib.sha256(request.encode()).hexdigest()[:12]}"
         self.work.mkdir(parents=True, exist_ok=True)
-        layers = layout(self.loaded.model).layers
+        layers = expert_layout(self.loaded.model).layers
         self.experts = {layer.index: Experts.of(layer) for layer in layers}
         self._arranged: dict[int, npt.NDArray[np.int64]] = {
             layer: np.tile(np.arange(own.d_ff), (own.n_experts, 1))
@@ -82,7 +82,7 @@ class Setting:
 
     def windows(
         self, part: str, kinds: Iterable[str], tokens: int, stride: int = WINDOW
-    ) -> Windows:
+    ) -> TokenWindows:
         """The first ``tokens`` of each kind; part: ``heldout`` or ``calibration``."""
         texts = [self._data / "data" / f"{kind}.{part}.txt" for kind in kinds]
         tokenizer = self.loaded.tokenizer
@@ -109,7 +109,7 @@ class Setting:
         profile: Profile | None = None,
         *,
         renormalize: bool = False,
-        windows: Windows | None = None,
+        windows: TokenWindows | None = None,
         within: tuple[str, Callable[[], AbstractContextManager[None]]] | None = None,
         bits: Mapping[int, npt.NDArray[np.int64]] | None = None,
     ) -> Reading:
@@ -140,7 +140,7 @@ class Setting:
             return self._cost(read, kept["touched"], int(kept["rows"]), bits)
 
     def _read(
-        self, policy: Policy, profile: Profile | None, renormalize: bool, text: Windows
+        self, policy: Policy, profile: Profile | None, renormalize: bool, text: TokenWindows
     ) -> dict[str, npt.NDArray[Any]]:
         layers, n = self.spec.moe_layers, self.spec.n_experts
         touched = np.zeros((len(layers), n), np.int64)  # blocks of each expert
@@ -154,7 +154,7 @@ class Setting:
             self.loaded.model, policy, profile,
             spec=self.spec, renormalize=renormalize, watch=watch,
         ) as attached:  # fmt: skip
-            found = measure(self.loaded.model, text, batch=BATCH)
+            found = score_windows(self.loaded.model, text, batch=BATCH)
         return {**vars(found), "touched": touched, "rows": np.array(attached.tally.rows)}
 
     def _cost(
@@ -168,7 +168,7 @@ class Setting:
         full = len(spec.moe_layers) * spec.top_k * spec.n_blocks
         return Reading(read, blocks / full, blocks * spec.block_bytes, touched)
 
-    def routes(self, windows: Windows) -> Routes:
+    def routes(self, windows: TokenWindows) -> Routes:
         """What the full model's routers say of every token of ``windows``, as they are fed."""
         seen: dict[int, list[Any]] = {}
 
@@ -176,7 +176,7 @@ class Setting:
             seen.setdefault(which, []).append((ids, weights))
 
         with attach(self.loaded.model, policy("full"), spec=self.spec, watch=watch):
-            measure(self.loaded.model, windows, batch=BATCH)
+            score_windows(self.loaded.model, windows, batch=BATCH)
         parts = [seen[which] for which in range(len(seen))]
         ids, weights = (
             np.stack([np.concatenate([x[i] for x in own]) for own in parts]) for i in (0, 1)
@@ -190,10 +190,10 @@ def policy(width: str | WidthPolicy) -> Policy:
     return replace(named("lru"), width=own)
 
 
-def scored(windows: Windows) -> npt.NDArray[np.int64]:
+def scored(windows: TokenWindows) -> npt.NDArray[np.int64]:
     """Which of the tokens that are fed predict a scored one, in the order of `Scores`."""
     ends = np.cumsum([len(tokens) for tokens in windows.tokens]).tolist()
-    rows = [np.arange(end - n - 1, end - 1) for end, n in zip(ends, windows.fresh, strict=True)]
+    rows = [np.arange(end - n - 1, end - 1) for end, n in zip(ends, windows.scored, strict=True)]
     return np.concatenate(rows)
 
 

@@ -15,7 +15,7 @@ from benchmarks.quality.estimates import Figure, Reading, average, blend, contra
 from benchmarks.quality.setting import KINDS, Orders
 from benchmarks.quality.study import TIERED, Study
 from crisp.policy.widths.base import Tiered
-from crisp.prepare.calibration import Calibration
+from crisp.prepare.calibration import CalibrationSums
 from crisp.profile import Profile, tiers
 
 SEEDS = (0, 1, 2)
@@ -95,7 +95,7 @@ def settling(study: Study) -> Figure:
     return {"rows": rows}
 
 
-def _profile(study: Study, known: Calibration) -> Profile:
+def _profile(study: Study, known: CalibrationSums) -> Profile:
     return study.profile(known, study.local(known))
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crisp.adapter.layout import expert_layout, intercept_experts
 from crisp.adapter.experts import Experts
-from crisp.adapter.layout import handling, layout
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 
 GROUP = 64  # weights that share a scale
 
@@ -28,11 +28,11 @@ def quantised(model: Any, bits: Mapping[int, NDArray[np.int64]]) -> Iterator[Non
     Symmetric, to the nearest, one scale for each 64 weights of a row; 16 bits and more change
     nothing. Biases stay. Raises CrispError for fewer than 2 bits.
     """
-    torch = need("torch")
+    torch = import_extra("torch")
     saved = []
     try:
         with torch.no_grad():
-            for layer in layout(model).layers:
+            for layer in expert_layout(model).layers:
                 own = Experts.of(layer)
                 for name, weight in own.matrices():
                     saved.append((weight, weight.detach().clone()))
@@ -55,7 +55,7 @@ def fake_quantise(weight: Any, bits: int) -> Any:
     >>> fake_quantise(torch.tensor([[0.3, -1.0, 0.9, 0.1]]), 2)
     tensor([[ 0., -1.,  1.,  0.]])
     """
-    torch = need("torch")
+    torch = import_extra("torch")
     columns = weight.shape[1]
     padded = torch.nn.functional.pad(weight.float(), (0, -columns % GROUP))
     groups = padded.unflatten(1, (-1, GROUP))
@@ -73,8 +73,8 @@ def dropped(model: Any, experts: Mapping[int, NDArray[np.bool_]]) -> Iterator[No
     CrispError where fewer than k experts are left, and, while the model runs, for a router that
     chooses a dropped one all the same.
     """
-    torch = need("torch")
-    found = layout(model)
+    torch = import_extra("torch")
+    found = expert_layout(model)
     masks: dict[int, Any] = {}
     for layer in found.layers:
         gone = torch.from_numpy(experts[layer.index]).to(model.device)
@@ -107,5 +107,5 @@ def dropped(model: Any, experts: Mapping[int, NDArray[np.bool_]]) -> Iterator[No
             raise CrispError(f"{layer.name}: its router is not understood; experts stay chosen")
         return run()
 
-    with handling(found, check), Restrict():
+    with intercept_experts(found, check), Restrict():
         yield

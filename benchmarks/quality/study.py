@@ -14,11 +14,19 @@ import numpy.typing as npt
 from benchmarks.quality.controls import Routes
 from benchmarks.quality.estimates import Reading
 from benchmarks.quality.setting import BLOCK, KINDS, WINDOW, Orders, Setting
-from crisp.checkpoint.windows import Windows
+from crisp.text_windows import TokenWindows
 from crisp.files import atomic
-from crisp.prepare.calibration import Calibration, LayerSums, calibrate
-from crisp.prepare.importance import NeuronOrder, contributions, permutations, scores
-from crisp.prepare.roles import Exact, Grouped, Local, Method, increases, local, spell
+from crisp.prepare.calibration import CalibrationSums, LayerSums, calibrate
+from crisp.prepare.importance import NeuronOrder, block_contributions, neuron_scores, permutations
+from crisp.prepare.roles import (
+    Exact,
+    Grouped,
+    Local,
+    RoleMethod,
+    local_increases,
+    measure_increases,
+    spell_method,
+)
 from crisp.profile import Profile, dominant
 from crisp.profile.router_weights import QUANTILES, quantiles
 
@@ -30,7 +38,7 @@ class Study(Setting):
     """A model with what its calibration text says about it."""
 
     @cached_property
-    def known(self) -> Calibration:
+    def known(self) -> CalibrationSums:
         """Of all kinds of text together."""
         return self.calibration()
 
@@ -58,7 +66,7 @@ class Study(Setting):
     def weighed(self) -> Profile:
         """With what each block contributes in `orders`, and how large the router's weights are."""
         self.arrange(self.original)
-        sizes = contributions(self.known, self.orders, self.experts, BLOCK)
+        sizes = block_contributions(self.known, self.orders, self.experts, BLOCK)
         layers, n = self.spec.n_layers, self.spec.n_experts
         blocks = np.zeros((layers, n, self.spec.n_blocks), np.float32)
         weights = np.zeros((layers, n, QUANTILES), np.float16)
@@ -91,7 +99,7 @@ class Study(Setting):
             "window": WINDOW,
             "block": BLOCK,
             "texts": texts,
-            "scored": self.heldout.n_tokens,
+            "scored": self.heldout.n_scored,
             "rare_experts": sum(
                 int((own.tokens * self.spec.n_experts < own.tokens.sum() / 10).sum())
                 for own in self.known.layers.values()
@@ -103,7 +111,7 @@ class Study(Setting):
         """Whether a combination is a pair, so that roles can be measured and decide."""
         return self.spec.top_k == 2
 
-    def calibration(self, kinds: Iterable[str] = KINDS.values(), upto: int = 0) -> Calibration:
+    def calibration(self, kinds: Iterable[str] = KINDS.values(), upto: int = 0) -> CalibrationSums:
         """Sums over the first ``upto`` windows of each of the kinds (0: all)."""
         return merged([self._chunk(kind, *cut) for kind in kinds for cut in self._cuts(kind, upto)])
 
@@ -118,26 +126,26 @@ class Study(Setting):
         ends = [end for end in ends if not upto or end <= upto]
         return list(zip([0, *ends[:-1]], ends, strict=True))
 
-    def _chunk(self, kind: str, start: int, end: int) -> Calibration:
+    def _chunk(self, kind: str, start: int, end: int) -> CalibrationSums:
         file = self.work / f"calibration-{kind}-{start}-{end}.npz"
         if not file.exists():
             self.tell(f"calibration on {kind}, windows {start} to {end}")
             self.arrange(self.original)
             own = subset(self.samples[kind], start, end)
             calibrate(self.loaded.model, own).save(file)
-        return Calibration.load(file)
+        return CalibrationSums.load(file)
 
     def roles(
-        self, method: Method, tokens: int
+        self, method: RoleMethod, tokens: int
     ) -> tuple[dict[int, npt.NDArray[np.float64]], float]:
         """(increase by layer [E, E], seconds) on the first ``tokens`` of each kind."""
         assert isinstance(method, Exact | Grouped)
-        file = self.work / f"roles-{spell(method)}-{tokens}.npz"
+        file = self.work / f"roles-{spell_method(method)}-{tokens}.npz"
         if not file.exists():
-            self.tell(f"roles {spell(method)} on {tokens} tokens of each kind")
+            self.tell(f"roles {spell_method(method)} on {tokens} tokens of each kind")
             self.arrange(self.original)
             text, begin = self.windows("calibration", KINDS.values(), tokens), time.monotonic()
-            found = dict(increases(method, self.loaded.model, text))
+            found = dict(measure_increases(method, self.loaded.model, text))
             seconds = time.monotonic() - begin
             arrays = {str(layer): own for layer, own in found.items()}
             with atomic(file) as temporary, temporary.open("wb") as stream:
@@ -147,7 +155,7 @@ class Study(Setting):
             return by_layer, float(kept["seconds"])
 
     def profile(
-        self, calibration: Calibration, increase: Mapping[int, Any] | None = None
+        self, calibration: CalibrationSums, increase: Mapping[int, Any] | None = None
     ) -> Profile:
         """Counts, with measured roles where ``increase`` says them."""
         layers, n = self.spec.n_layers, self.spec.n_experts
@@ -165,23 +173,23 @@ class Study(Setting):
             whole[layer] = own
         return whole
 
-    def local(self, calibration: Calibration) -> dict[int, npt.NDArray[np.float64]]:
+    def local(self, calibration: CalibrationSums) -> dict[int, npt.NDArray[np.float64]]:
         """Roles from the size of what is removed."""
-        return local(Local(), calibration)
+        return local_increases(Local(), calibration)
 
-    def order(self, text: str, calibration: Calibration) -> Orders:
+    def order(self, text: str, calibration: CalibrationSums) -> Orders:
         """The order spelled ``text``, from what calibration saw."""
         self.arrange(self.original)
-        return permutations(scores(NeuronOrder.read(text), calibration, self.experts))
+        return permutations(neuron_scores(NeuronOrder.read(text), calibration, self.experts))
 
 
-def subset(windows: Windows, start: int, end: int) -> Windows:
+def subset(windows: TokenWindows, start: int, end: int) -> TokenWindows:
     """The windows from ``start`` to before ``end``."""
-    parts = {name: getattr(windows, name)[start:end] for name in ("tokens", "fresh", "text")}
+    parts = {name: getattr(windows, name)[start:end] for name in ("tokens", "scored", "text")}
     return replace(windows, **parts)
 
 
-def merged(parts: Sequence[Calibration]) -> Calibration:
+def merged(parts: Sequence[CalibrationSums]) -> CalibrationSums:
     """The sums of several texts added up."""
     layers = {
         layer: LayerSums(
@@ -189,6 +197,6 @@ def merged(parts: Sequence[Calibration]) -> Calibration:
         )
         for layer, own in parts[0].layers.items()
     }
-    return Calibration(
+    return CalibrationSums(
         layers, sum(part.windows for part in parts), sum(part.tokens for part in parts)
     )

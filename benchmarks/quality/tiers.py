@@ -26,7 +26,7 @@ from benchmarks.quality.stand_ins import dropped
 from benchmarks.quality.study import TIERED, Study
 from crisp.model.spec import ModelSpec
 from crisp.profile import Profile, tiers
-from crisp.quality.statistics import increase, kept
+from crisp.quality.statistics import nll_increase, top_kept
 
 CLASSES = ("top 10 %", "10 to 50 %", "bottom 50 %")
 TIERS = ("hot", "warm", "cold")
@@ -45,7 +45,7 @@ def classes(study: Study) -> Figure:
     of = by_frequency(study.prepared.pair_counts)
     events = _events(study, of)
     half = study.read("uniform(.5)", study.orders)
-    change, keep = increase(half.scores, study.full.scores), kept(half.scores, study.full.scores)
+    change, keep = nll_increase(half.scores, study.full.scores), top_kept(half.scores, study.full.scores)
     window, rows = study.full.scores.window, []
     for place, name in enumerate(CLASSES):
         own = events[:, place].astype(np.float64)
@@ -125,7 +125,7 @@ def by_tier(study: Study) -> Figure:
 
     def keeps(reading: Reading, tier: int) -> Figure:
         own = events[:, tier].astype(np.float64)
-        return conditional(kept(reading.scores, full.scores), own, window)
+        return conditional(top_kept(reading.scores, full.scores), own, window)
 
     rows = []
     for place, name in enumerate(TIERS):
@@ -146,7 +146,7 @@ def by_tier(study: Study) -> Figure:
         )
     ]
     hot, rare = (events[:, place].astype(np.float64) for place in (0, 2))
-    tokens = kept(readings["whole"].scores, full.scores)
+    tokens = top_kept(readings["whole"].scores, full.scores)
     return {"rows": rows, "cold": cold, "difference": difference(tokens, hot, rare, window)}
 
 

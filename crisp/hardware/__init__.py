@@ -1,1 +1,1 @@
-"""Machines: their published or measured numbers, what operations cost on them, and joules."""
+"""Hardware profiles: the numbers of a machine, the cost of operations on it, and energy."""

@@ -1,4 +1,4 @@
-"""The cost protocol: bytes, blocks and rows -> nanoseconds, and bytes moved on a shared memory.
+"""The cost protocol: the time of loads and computations, and their traffic on a shared memory.
 
 Every time is computed exactly (fractions) and rounded once, half up, to whole nanoseconds, so that
 it can be reproduced by hand. Sizes in bytes count a block's stride in the store, padding included;
@@ -15,44 +15,44 @@ from crisp.model.spec import ModelSpec
 
 
 class CostModel(Protocol):
-    """What one activity costs when it runs alone. Times in ns, sizes in bytes."""
+    """The time of each activity when it runs alone, in ns; sizes are in bytes."""
 
     @property
     def memory_bandwidth(self) -> float | None:
         """Bytes per second that link and compute share; None where they share nothing."""
 
     def load(self, n_bytes: int) -> int:
-        """One request of `n_bytes` on the link."""
+        """Return the time of one request of `n_bytes` on the link."""
 
     def compute(self, first: int, last: int, row_neurons: int) -> int:
-        """Blocks [first, last) of one task.
+        """Return the time of blocks [first, last) of one task.
 
         `row_neurons` is the sum, over the task's rows, of the neurons of these blocks that the row
         executes. The launch is paid by block 0.
         """
 
     def layer(self, layer: int, rows: int) -> int:
-        """Everything of a layer but its routed experts, for `rows` tokens.
+        """Return the time of a layer without its routed experts, for `rows` tokens.
 
         That is attention and router, shared experts, or the dense FFN of a layer that is not MoE.
         """
 
     def load_traffic(self, n_bytes: int) -> int:
-        """Bytes a load moves on the shared memory; 0 where nothing is shared."""
+        """Return the bytes a load moves on the shared memory; 0 where nothing is shared."""
 
     def compute_traffic(self, first: int, last: int) -> int:
-        """Bytes a computation of blocks [first, last) reads from the shared memory."""
+        """Return the bytes a computation of blocks [first, last) reads from the shared memory."""
 
     def layer_traffic(self, layer: int) -> int:
-        """Bytes `layer` reads from the shared memory."""
+        """Return the bytes `layer` reads from the shared memory."""
 
     def io_bound(self, n_bytes: int) -> float:
-        """Time of `n_bytes` at the link's full bandwidth, without latency."""
+        """Return the time of `n_bytes` at the link's full bandwidth, without latency."""
 
 
 @dataclass(frozen=True)
 class AnalyticCost:
-    """From rates. Times in ns, bandwidths in bytes/ns (= GB/s), `rate` in FLOP/ns.
+    """The cost model from rates: times in ns, bandwidths in bytes/ns (= GB/s), `rate` in FLOP/ns.
 
     load    = latency + bytes / link
     compute = launch (block 0) + max(bytes / memory, row_neurons * 2 * matrices * d_model / rate)
@@ -103,8 +103,8 @@ class AnalyticCost:
         return -(-self.spec.dense_params[layer] * self.spec.dtype_bits // 8)
 
 
-class Apart:
-    """Of a cost model whose link and compute share no memory."""
+class SeparateMemory:
+    """A mixin for cost models whose link and compute share no memory."""
 
     memory_bandwidth = None
 
@@ -119,8 +119,8 @@ class Apart:
 
 
 @dataclass(frozen=True)
-class TableCost(Apart):
-    """From the measured times, in ns, of one whole expert and of one layer.
+class TableCost(SeparateMemory):
+    """The cost model from the measured times, in ns, of one whole expert and of one layer.
 
     Loading is linear in bytes, computing in blocks; the number of rows is ignored (the paper's
     Table 1 and Figure 5 are for one token).
@@ -145,7 +145,7 @@ class TableCost(Apart):
 
 
 def half_up(x: Fraction) -> int:
-    """The nearest whole number; halves go up.
+    """Round to the nearest whole number; halves go up.
 
     >>> half_up(Fraction(5, 2)), half_up(Fraction(7, 3))
     (3, 2)

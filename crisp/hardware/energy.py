@@ -1,6 +1,7 @@
-"""Energy: joules that always say where they come from. What cannot be read is never 0 J.
+"""Energy: joules that always name their source; what cannot be read has a reason, never 0 J.
 
-A meter is whatever counts or samples what a machine draws; this module knows none of them.
+A meter is anything that counts or samples what a machine draws; this module knows only its
+protocol.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from crisp.hardware.profile import HardwareProfile
 
 
 @dataclass(frozen=True)
-class States:
-    """How long each combination of busy streams lasted, in ns."""
+class StateDurations:
+    """The time each combination of busy streams lasted, in ns."""
 
     idle: int
     link: int
@@ -22,13 +23,13 @@ class States:
 
     @property
     def total(self) -> int:
-        """The whole run."""
+        """The duration of the whole run."""
         return self.idle + self.link + self.compute + self.both
 
 
 @dataclass(frozen=True)
 class Energy:
-    """Joules of a run: gross, and above what the idle machine would have drawn in that time."""
+    """The joules of a run: gross, and above what the idle machine would have drawn in that time."""
 
     gross_j: float
     net_j: float | None  # None: what the idle machine draws was not measured
@@ -41,7 +42,7 @@ class Energy:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a meter returns: joules between start and stop, or the reason why there are none."""
+    """The result of a meter: joules between start and stop, or the reason why there are none."""
 
     joules: float | None
     reason: str | None
@@ -58,7 +59,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a meter can be read here."""
+    """Whether a meter can be read on this machine, and why not."""
 
     source: str  # what would be read
     reason: str | None = None  # why it cannot be; None: it can
@@ -66,26 +67,24 @@ class Probe:
 
 
 class Meter(Protocol):
-    """Something that reads energy. One that cannot be read says so in its reading, and raises
-    nothing.
-    """
+    """A meter of energy. One that cannot be read says so in its reading, and raises nothing."""
 
     @property
     def name(self) -> str:
-        """``RAPL``, say."""
+        """The meter's name, such as ``RAPL``."""
 
     def probe(self) -> Probe:
-        """Whether it can be read now."""
+        """Return whether it can be read now."""
 
     def start(self) -> None:
-        """Begin a window. Windows follow each other, as many as one likes."""
+        """Begin a window; windows may follow one another."""
 
     def stop(self) -> Reading:
-        """End the window that was begun; nothing of it goes on."""
+        """End the window that was begun, and return its reading."""
 
 
-def modelled(hardware: HardwareProfile, states: States) -> Energy | str:
-    """Energy from the profile's power in each state; the reason, if it has no power figures."""
+def modelled_energy(hardware: HardwareProfile, states: StateDurations) -> Energy | str:
+    """Return the energy by the profile's power in each state, or the reason why it has none."""
     power = hardware.power
     if power is None:
         return hardware.no_power or f"{hardware.name} has no power figures"
@@ -104,11 +103,11 @@ def modelled(hardware: HardwareProfile, states: States) -> Energy | str:
     )
 
 
-def measured(run: Reading, idle: Reading | None) -> Energy | str:
-    """Energy from a meter's reading of a run; the reason, if it has no joules.
+def measured_energy(run: Reading, idle: Reading | None) -> Energy | str:
+    """Return the energy of a run by a meter's reading, or the reason why it has no joules.
 
-    idle: a reading of the same machine doing nothing. Its watts over the run's window are taken off
-    for the net, which may come out below 0 where the run draws hardly more.
+    idle: a reading of the same machine doing nothing. The net energy is the gross less the idle
+    watts over the run's window; it may come out below 0 where the run draws hardly more.
     """
     if run.joules is None:
         return run.reason or ""

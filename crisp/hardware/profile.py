@@ -10,9 +10,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from crisp.errors import CrispError, nearest
+from crisp.errors import CrispError, unknown_name
 from crisp.hardware.cost import AnalyticCost, CostModel, TableCost
-from crisp.hardware.measured import Tables, measured_cost
+from crisp.hardware.measured import MeasuredTables, measured_cost
 from crisp.hardware.tables import SECTIONS, read_tables, tables_dict
 from crisp.model.spec import ModelSpec
 
@@ -43,7 +43,7 @@ class Power:
 
 @dataclass(frozen=True)
 class HardwareProfile:
-    """One machine: what its link, its processor and its memory do, and what they draw.
+    """A machine: the numbers of its link, processor and memory, and its power.
 
     `numbers` holds the exact value of each `section.key` of the file, in the unit that the key
     ends in; `sources` says, for the same keys and for each section of measured tables, where they
@@ -58,7 +58,7 @@ class HardwareProfile:
     sources: Mapping[str, str]
     power: Power | None
     no_power: str | None  # why there is no power; energy is then null for this reason
-    tables: Tables | None = None  # of a measured one
+    tables: MeasuredTables | None = None  # of a measured one
 
     @classmethod
     def load(cls, path: str | Path) -> HardwareProfile:
@@ -75,10 +75,10 @@ class HardwareProfile:
             raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
         except ValueError as error:
             raise CrispError(f"{path}: is not TOML: {error}") from error
-        return _checked(content, path)
+        return _check_content(content, path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, safe for JSON; numbers stay grouped by section, beside their sources."""
+        """Return everything, safe for JSON; numbers stand by section, beside their sources."""
         values = {
             key: {"value": _plain(number), "source": self.sources[key]}
             for key, number in self.numbers.items()
@@ -94,9 +94,9 @@ class HardwareProfile:
 
 
 def cost_model(profile: HardwareProfile, spec: ModelSpec) -> CostModel:
-    """What the activities of `spec` cost on `profile`.
+    """Return the cost model of `spec` on `profile`.
 
-    Raises CrispError if it was measured with blocks of another kind.
+    Raises CrispError if the profile was measured with blocks of another kind.
     """
     number = profile.numbers
     if profile.tables is not None:
@@ -120,12 +120,12 @@ def cost_model(profile: HardwareProfile, spec: ModelSpec) -> CostModel:
 # -- checks --------------------------------------------------------------------------------------
 
 
-def _checked(content: dict[str, Any], path: Path) -> HardwareProfile:
-    """The profile in a parsed file, or a CrispError."""
+def _check_content(content: dict[str, Any], path: Path) -> HardwareProfile:
+    """Return the profile in a parsed file; raise CrispError for anything wrong with it."""
     words = {key: value for key, value in content.items() if not isinstance(value, dict)}
     for key in words:
         if key not in WORDS:
-            raise CrispError(f"{path}: {nearest(key, WORDS, 'key')}")
+            raise CrispError(f"{path}: {unknown_name(key, WORDS, 'key')}")
     kind = _word(words, "kind", KINDS, path)
     model = _word(words, "model", MODELS, path)
     origin = None
@@ -164,42 +164,43 @@ def _checked(content: dict[str, Any], path: Path) -> HardwareProfile:
         tables, where = read_tables(content, path)
         sources |= where
     elif origin is not None and origin != "mapped":
-        _fits_memory(origin, numbers, path)
+        _check_copy_rate(origin, numbers, path)
     power = Power(*(float(numbers[key]) for key in POWER)) if "power" in content else None
     return HardwareProfile(
         path.stem, kind, model, origin, numbers, sources, power, no_power, tables
     )
 
 
-def _word(words: dict[str, Any], key: str, known: tuple[str, ...], path: Path) -> str:
+def _word(words: dict[str, Any], key: str, choices: tuple[str, ...], path: Path) -> str:
+    """Return the word at ``key``, one of ``choices``."""
     if key not in words:
-        raise CrispError(f"{path}: {key}: is missing, expected one of {', '.join(known)}")
-    if words[key] not in known:
-        raise CrispError(f"{path}: {key}: {nearest(str(words[key]), known, key)}")
+        raise CrispError(f"{path}: {key}: is missing, expected one of {', '.join(choices)}")
+    if words[key] not in choices:
+        raise CrispError(f"{path}: {key}: {unknown_name(str(words[key]), choices, key)}")
     return str(words[key])
 
 
 def _entries(
     content: dict[str, Any], expected: tuple[str, ...], path: Path, tables: tuple[str, ...]
 ) -> list[tuple[str, Any]]:
-    """(section.key, entry) of every section but ``tables``, all of them expected."""
-    known = {*(key.split(".")[0] for key in expected), *tables}
+    """Return (section.key, entry) of every section but ``tables``; refuse unexpected ones."""
+    sections = {*(key.split(".")[0] for key in expected), *tables}
     entries = []
     for section, keys in content.items():
         if not isinstance(keys, dict) or section in tables:
             continue
-        if section not in known:
-            raise CrispError(f"{path}: {nearest(section, sorted(known), 'section')}")
+        if section not in sections:
+            raise CrispError(f"{path}: {unknown_name(section, sorted(sections), 'section')}")
         for key, entry in keys.items():
             name = f"{section}.{key}"
             if name not in expected:
-                raise CrispError(f"{path}: {nearest(name, expected, 'key')}")
+                raise CrispError(f"{path}: {unknown_name(name, expected, 'key')}")
             entries.append((name, entry))
     return entries
 
 
 def _number(key: str, entry: object, path: Path) -> tuple[Fraction, str]:
-    """The value and the source of one entry."""
+    """Return the value and the source of one entry."""
     if not isinstance(entry, dict) or entry.keys() - {"value", "source"} or "value" not in entry:
         raise CrispError(f"{path}: {key}: expected {{ value = NUMBER, source = '...' }}")
     value, source = entry["value"], entry.get("source")
@@ -218,8 +219,8 @@ def _number(key: str, entry: object, path: Path) -> tuple[Fraction, str]:
     return Fraction(number), source.strip()
 
 
-def _fits_memory(origin: str, numbers: dict[str, Fraction], path: Path) -> None:
-    """A copy cannot be faster than the memory it reads and writes."""
+def _check_copy_rate(origin: str, numbers: dict[str, Fraction], path: Path) -> None:
+    """Raise CrispError for a copy that is faster than the memory it reads and writes."""
     link, memory = numbers["link.bandwidth_gb_s"], numbers["memory.bandwidth_gb_s"]
     most = memory / 2 if origin == "memory" else memory
     if link > most:
@@ -231,4 +232,5 @@ def _fits_memory(origin: str, numbers: dict[str, Fraction], path: Path) -> None:
 
 
 def _plain(number: Fraction) -> int | float:
+    """Return a whole number as int, any other as float."""
     return number.numerator if number.denominator == 1 else float(number)

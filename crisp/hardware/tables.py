@@ -1,4 +1,4 @@
-"""The measured tables in a hardware profile: their sections of the TOML file, read and written."""
+"""The measured tables of a hardware profile, read from and written to sections of its TOML file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from crisp.errors import CrispError, nearest
-from crisp.hardware.measured import Curve, Geometry, Grid, Tables
+from crisp.errors import CrispError, unknown_name
+from crisp.hardware.measured import BlockGeometry, MeasuredTables, TimeCurve, TimeGrid
 
 # section -> its keys; every section also has a source, and a spread where it says so
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -24,8 +24,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 _COUNTS = ("d_model", "block", "matrices", "block_bytes")
 
 
-def read_tables(content: Mapping[str, Any], path: Path) -> tuple[Tables, dict[str, str]]:
-    """(the tables, the source of each section) of a parsed profile.
+def read_tables(content: Mapping[str, Any], path: Path) -> tuple[MeasuredTables, dict[str, str]]:
+    """Return (the tables, the source of each section) of a parsed profile.
 
     Raises CrispError, one line with file and key, for anything missing, unknown, out of range or
     without a source.
@@ -34,18 +34,20 @@ def read_tables(content: Mapping[str, Any], path: Path) -> tuple[Tables, dict[st
     geometry, load, compute = parts["geometry"], parts["load"], parts["compute"]
     layer, busy = parts["layer"], parts["busy"]
     spreads = {name: part.number("spread", 0) for name, part in parts.items() if part.has("spread")}
-    tables = Tables(
-        geometry=Geometry(
+    tables = MeasuredTables(
+        geometry=BlockGeometry(
             bits=geometry.number("bits", 0, above=True),
             **{key: geometry.count(key) for key in _COUNTS},
             dtype=geometry.word("dtype"),
             activation=geometry.word("activation"),
         ),
-        load=Curve(load.rising("bytes"), load.times("ns", load.rising("bytes"))),
-        compute=Grid(
+        load=TimeCurve(load.rising("bytes"), load.times("ns", load.rising("bytes"))),
+        compute=TimeGrid(
             compute.rising("blocks", 1), compute.rising("rows", 1), compute.grid("blocks", "rows")
         ),
-        layer=Curve(layer.rising("rows", 1), layer.times("ns", layer.rising("rows", 1), zero=True)),
+        layer=TimeCurve(
+            layer.rising("rows", 1), layer.times("ns", layer.rising("rows", 1), zero=True)
+        ),
         slow_load=busy.number("load", 1),
         slow_compute=busy.number("compute", 1),
         spreads=tuple((name, float(spread)) for name, spread in spreads.items()),
@@ -53,8 +55,8 @@ def read_tables(content: Mapping[str, Any], path: Path) -> tuple[Tables, dict[st
     return tables, {name: part.source() for name, part in parts.items()}
 
 
-def tables_dict(tables: Tables) -> dict[str, dict[str, Any]]:
-    """The sections as they stand in a file, without sources: whole numbers where they are whole."""
+def tables_dict(tables: MeasuredTables) -> dict[str, dict[str, Any]]:
+    """Return the sections as a file has them, without sources; whole numbers as int."""
     spreads = dict(tables.spreads)
     geometry, load, compute, layer = tables.geometry, tables.load, tables.compute, tables.layer
     sections: dict[str, dict[str, Any]] = {
@@ -75,9 +77,16 @@ def tables_dict(tables: Tables) -> dict[str, dict[str, Any]]:
 
 
 def to_toml(
-    kind: str, loads_from: str | None, no_power: str, tables: Tables, sources: Mapping[str, str]
+    kind: str,
+    loads_from: str | None,
+    no_power: str,
+    tables: MeasuredTables,
+    sources: Mapping[str, str],
 ) -> str:
-    """The text of a profile without power. loads_from: of kind unified; sources: by section."""
+    """Return the text of a profile without power figures.
+
+    loads_from: only for kind unified; sources: by section.
+    """
     lines = [f"kind = {_text(kind)}", 'model = "measured"', f"no_power = {_text(no_power)}"]
     if loads_from is not None:
         lines.insert(1, f"loads_from = {_text(loads_from)}")
@@ -95,11 +104,11 @@ class _Section:
         if not isinstance(content.get(name), dict):
             raise CrispError(f"{path}: {name}: the section is missing")
         self._keys: dict[str, Any] = content[name]
-        known = (*SECTIONS[name], "source")
+        allowed = (*SECTIONS[name], "source")
         for key in self._keys:
-            if key not in known:
-                names = [f"{name}.{one}" for one in known]
-                raise CrispError(f"{path}: {nearest(f'{name}.{key}', names, 'key')}")
+            if key not in allowed:
+                names = [f"{name}.{one}" for one in allowed]
+                raise CrispError(f"{path}: {unknown_name(f'{name}.{key}', names, 'key')}")
 
     def has(self, key: str) -> bool:
         return key in self._keys
@@ -111,7 +120,7 @@ class _Section:
         return source.strip()
 
     def word(self, key: str) -> str | None:
-        """It may be left out."""
+        """Return a word, or None where it is left out."""
         word = self._keys.get(key)
         if not isinstance(word, str | None):
             raise self._error(key, f"found {word!r}, expected a word")
@@ -121,11 +130,11 @@ class _Section:
         return self._whole(key, self._get(key))
 
     def number(self, key: str, least: int, above: bool = False) -> Fraction:
-        """At least ``least``, or above it."""
+        """Return a number of at least ``least``, or above it."""
         return self._number(key, self._get(key), least, above)
 
     def rising(self, key: str, first: int | None = None) -> tuple[int, ...]:
-        """Strictly rising whole numbers, which begin with ``first``."""
+        """Return strictly rising whole numbers, which begin with ``first``."""
         numbers = tuple(self._whole(key, value) for value in self._list(key, self._get(key)))
         if any(later <= earlier for earlier, later in pairwise(numbers)):
             raise self._error(key, f"found {list(numbers)}, expected strictly rising numbers")
@@ -134,11 +143,11 @@ class _Section:
         return numbers
 
     def times(self, key: str, at: Sequence[int], zero: bool = False) -> tuple[Fraction, ...]:
-        """A time for each point; 0 only if ``zero``."""
+        """Return a time for each point; 0 only if ``zero``."""
         return self._times(key, self._get(key), len(at), zero)
 
     def grid(self, outer: str, inner: str) -> tuple[tuple[Fraction, ...], ...]:
-        """ns: for each of ``outer`` a list with a time for each of ``inner``."""
+        """Return the ns: for each of ``outer`` a list with a time for each of ``inner``."""
         lines = self._list("ns", self._get("ns"))
         rows, columns = len(self.rising(outer)), len(self.rising(inner))
         if len(lines) != rows:
@@ -197,7 +206,7 @@ def _text(text: str) -> str:
 
 
 def _value(value: object) -> str:
-    """Of a list of lists, a line each."""
+    """Format a value; a list of lists takes a line each."""
     if isinstance(value, list) and value and isinstance(value[0], list):
         return "[\n" + "".join(f"  {json.dumps(line)},\n" for line in value) + "]"
     return json.dumps(value)

@@ -1,8 +1,9 @@
-"""The numbers of an MoE, read from a Hugging Face config.
+"""The geometry of an MoE, read from a Hugging Face config.
 
-Each family of models spells its config differently and adds its own small parts (biases, norms of
-queries and keys, shared experts, low-rank attention). What differs stands in the table `FAMILIES`;
-a `model_type` that is not there is refused, because a guessed geometry gives wrong bytes silently.
+Each family of models spells its config differently and has small parts of its own (biases, norms of
+queries and keys, shared experts, low-rank attention). The differences stand in the table
+`FAMILIES`; an unknown `model_type` is refused, because a guessed geometry silently gives wrong
+bytes.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from crisp.errors import CrispError, nearest
+from crisp.errors import CrispError, unknown_name
 
 DTYPE_BITS = {"bfloat16": 16, "float16": 16, "float32": 32}
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """What a config says, in the words of `crisp.model.spec.ModelSpec` (same names, same units)."""
+class ConfigGeometry:
+    """The geometry in a config, with the names and units of `crisp.model.spec.ModelSpec`."""
 
     n_layers: int
     moe_layers: tuple[int, ...]
@@ -34,18 +35,18 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Fields:
-    """A config whose errors name the file and the key."""
+    """The fields of a config, checked as they are read; errors name the file and the key."""
 
     where: str
     values: Mapping[str, object]
 
     def wrong(self, key: str, expected: str) -> CrispError:
-        """The error for what `key` holds, or for its absence."""
-        found = repr(self.values[key]) if key in self.values else "nothing"
-        return CrispError(f"{self.where}: {key}: found {found}, expected {expected}")
+        """Return the error for the value of `key`, or for its absence."""
+        value = repr(self.values[key]) if key in self.values else "nothing"
+        return CrispError(f"{self.where}: {key}: found {value}, expected {expected}")
 
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number >= `least`; absent or null means `default`, if there is one."""
+        """Return a whole number >= `least`; absent or null means `default`, if there is one."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
@@ -54,7 +55,7 @@ class Fields:
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false; absent or null means `default`."""
+        """Return true or false; absent or null means `default`."""
         value = self.values.get(key)
         if value is None:
             return default
@@ -63,7 +64,7 @@ class Fields:
         return value
 
     def layers(self, key: str) -> frozenset[int]:
-        """A list of layer numbers; absent or null means none."""
+        """Return the layer numbers in a list; absent or null means none."""
         value = self.values.get(key)
         if value is None:
             return frozenset()
@@ -76,21 +77,21 @@ class Fields:
 
 
 def _heads(f: Fields) -> tuple[int, int, int]:
-    """(query heads, key and value heads, size of a head)."""
+    """Return (query heads, key and value heads, size of a head)."""
     heads = f.count("num_attention_heads")
     size = f.count("head_dim", default=max(f.count("hidden_size") // heads, 1))
     return heads, f.count("num_key_value_heads", default=heads), size
 
 
 def _grouped(f: Fields, qkv_bias: bool = False, out_bias: bool = False) -> int:
-    """Grouped-query attention: q, k, v and output projections."""
+    """Return the parameters of grouped-query attention: q, k, v and output projections."""
     heads, kv_heads, size = _heads(f)
     d, inner = f.count("hidden_size"), (heads + 2 * kv_heads) * size
     return d * inner + heads * size * d + inner * qkv_bias + d * out_bias
 
 
 def _grouped_biased(f: Fields, default: bool = False) -> int:
-    """As above; one flag for the biases of all four projections."""
+    """Return those of `_grouped`, where one flag gives all four projections biases."""
     bias = f.flag("attention_bias", default)
     return _grouped(f, bias, bias)
 
@@ -109,7 +110,7 @@ def _gpt_oss_attention(f: Fields) -> int:
 
 
 def _latent(f: Fields) -> int:
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
+    """Return those of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
     d, heads = f.count("hidden_size"), f.count("num_attention_heads")
     rope, nope = f.count("qk_rope_head_dim"), f.count("qk_nope_head_dim")
     kv_rank, value = f.count("kv_lora_rank"), f.count("v_head_dim")
@@ -155,7 +156,7 @@ def _deepseek_shared(f: Fields) -> int:
 
 @dataclass(frozen=True)
 class Family:
-    """How one `model_type` spells its config, and the parameters that only it has."""
+    """A family of models: how its `model_type` spells a config, and the parameters only it has."""
 
     d_ff: str  # key of the width of one routed expert
     attention: Callable[[Fields], int]
@@ -191,7 +192,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def _dtype_bits(f: Fields) -> int:
-    """Bits of the published dtype; the field's habit, 16, where the config names none."""
+    """Return the bits of the published dtype; 16, the usual ones, where the config names none."""
     key = "dtype" if f.values.get("dtype") is not None else "torch_dtype"
     if f.values.get(key) is None:
         return 16
@@ -202,11 +203,11 @@ def _dtype_bits(f: Fields) -> int:
 
 
 def _expert_bits(f: Fields, dtype_bits: int) -> Fraction:
-    """Bits of one stored weight of a routed expert, its share of the scales included.
+    """Return the bits of one stored weight of a routed expert, its share of the scales included.
 
-    Only the two formats in which models are *published* are known: MXFP4 (4-bit numbers, an 8-bit
+    Only the two formats in which models are *published* are read: MXFP4 (4-bit numbers, an 8-bit
     scale for each 32; OCP Microscaling Formats v1.0, section 5) and block-scaled FP8 (a 32-bit
-    scale for each block). Any other quantisation is somebody's later choice: `--bits` says it.
+    scale for each block). Any other quantisation is a later choice, given by `--bits`.
     """
     config = f.values.get("quantization_config")
     if not isinstance(config, Mapping):
@@ -227,18 +228,18 @@ def _expert_bits(f: Fields, dtype_bits: int) -> Fraction:
     return Fraction(dtype_bits)
 
 
-def read_geometry(config: Mapping[str, object], where: str) -> Geometry:
-    """Geometry of the model that `config` (a config.json as a dict) describes.
+def read_geometry(config: Mapping[str, object], where: str) -> ConfigGeometry:
+    """Return the geometry of the model that `config` (a config.json as a dict) describes.
 
     `where` names the file in errors. Raises CrispError for an unknown `model_type`, a missing or
-    senseless field, and a model without a single MoE layer.
+    impossible field, and a model without a single MoE layer.
     """
     f = Fields(where, config)
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise f.wrong("model_type", f"one of {', '.join(FAMILIES)}")
     if model_type not in FAMILIES:
-        raise CrispError(f"{where}: {nearest(model_type, FAMILIES, 'model_type')}")
+        raise CrispError(f"{where}: {unknown_name(model_type, FAMILIES, 'model_type')}")
     family = FAMILIES[model_type]
     d, n_layers = f.count("hidden_size"), f.count("num_hidden_layers")
     experts = next((key for key in EXPERTS if key in config), EXPERTS[0])
@@ -254,7 +255,7 @@ def read_geometry(config: Mapping[str, object], where: str) -> Geometry:
     if len(moe_layers) < n_layers:
         dense += 3 * d * f.count("intermediate_size")
     dtype_bits = _dtype_bits(f)
-    return Geometry(
+    return ConfigGeometry(
         n_layers=n_layers,
         moe_layers=moe_layers,
         n_experts=n_experts,

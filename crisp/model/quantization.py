@@ -1,8 +1,8 @@
-"""Weights of 8 or 4 bits: whole numbers in groups of 64 that share a scale.
+"""Quantised weights: integers of 8 or 4 bits in groups of 64 that share a scale.
 
-A weight is q * scale, without a zero point. q takes int8's -127 to 127 or int4's -8 to 7; a scale
-is a float16, with which readers compute as it is, so that what a weight is read as is exact in
-float32. Groups lie along d_model in all three matrices of an expert: none spans two neurons.
+A weight is q * scale, without a zero point. q takes int8's -127 to 127 or int4's -8 to 7; the scale
+is a float16 that readers use unchanged, so that a dequantised weight is exact in float32. Groups
+lie along d_model in all three matrices of an expert: none spans two neurons.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ GROUP = 64
 """Neighbouring weights of a neuron that share a scale."""
 
 BITS = {"int8": 8, "int4": 4}
-"""Of a weight alone."""
+"""Bits of a weight alone."""
 
-STORED = {dtype: bits + Fraction(16, GROUP) for dtype, bits in BITS.items()}
-"""Bits of a weight with its share of a scale."""
+STORED_BITS = {dtype: bits + Fraction(16, GROUP) for dtype, bits in BITS.items()}
+"""Bits of a weight together with its share of a scale."""
 
 Array = npt.NDArray[Any]
 
@@ -33,14 +33,13 @@ _RANGE = {"int8": (-127, 127), "int4": (-8, 7)}
 _REACH = {"int8": (127, 127), "int4": (8.5, 7.5)}
 
 
-def quantise(weights: Array, dtype: str) -> tuple[Array, Array]:
-    """(q int8, of the shape of ``weights``; scales float16 [..., columns / 64]).
+def quantize(weights: Array, dtype: str) -> tuple[Array, Array]:
+    """Quantise to the nearest q: (q int8 [..., columns], scales float16 [..., columns / 64]).
 
-    weights: finite float32 [..., columns], columns a multiple of 64; they are rounded to the
-    nearest q. No weight is more than half a step (a scale) from what it is read as. The weight of a
-    group that is farthest from 0, of either sign, is the one for which int4 has a q more: int4's
-    scales may be negative. Of a group of zeros the scale is 0; where float16 cannot hold it, it is
-    infinite.
+    weights: finite float32 [..., columns], columns a multiple of 64. No dequantised weight is more
+    than half a step (a scale) off. int4 has one q more on the negative side: the weight of a group
+    that is farthest from 0 takes that side, so int4's scales may be negative. The scale of a group
+    of zeros is 0; where float16 cannot hold it, infinite.
     """
     (low, high), (reach, other) = _RANGE[dtype], _REACH[dtype]
     groups = weights.reshape(*weights.shape[:-1], -1, GROUP)
@@ -58,8 +57,8 @@ def quantise(weights: Array, dtype: str) -> tuple[Array, Array]:
     return q.reshape(weights.shape), scales
 
 
-def dequantise(q: Array, scales: Array) -> Array:
-    """What is computed with, float32 of the shape of ``q``: the inverse of `quantise`."""
+def dequantize(q: Array, scales: Array) -> Array:
+    """Return float32 weights of the shape of ``q``: the inverse of `quantize`."""
     groups = q.reshape(*scales.shape, GROUP) * scales.astype(np.float32)[..., None]
     return groups.reshape(q.shape)
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from crisp.errors import CrispError, nearest
+from crisp.errors import CrispError, unknown_name
 from crisp.model.builtin import CONFIGS
 from crisp.model.config import read_geometry
 
@@ -25,7 +25,7 @@ BIAS_BITS = 16  # of a per-neuron bias in the store, at least: biases are not qu
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Layers, experts and bytes of one model. All counts are whole, all sizes exact.
+    """The layers, experts and bytes of one model. All counts are whole, all sizes exact.
 
     `bits` is the average over the routed experts' stored weights, group scales included;
     `dtype_bits` is for everything else. A *block* is `block` neurons of one expert (a row of the
@@ -51,8 +51,8 @@ class ModelSpec:
     def __post_init__(self) -> None:
         def must(good: bool, key: str, expected: str) -> None:
             if not good:
-                found = getattr(self, key)
-                raise CrispError(f"model {self.name}: {key} is {found}, expected {expected}")
+                value = getattr(self, key)
+                raise CrispError(f"model {self.name}: {key} is {value}, expected {expected}")
 
         for key in ("n_layers", "n_experts", "top_k", "d_model", "d_ff", "dtype_bits", "block"):
             must(getattr(self, key) >= 1, key, "at least 1")
@@ -77,12 +77,12 @@ class ModelSpec:
 
     @cached_property
     def n_blocks(self) -> int:
-        """Blocks of one expert."""
+        """The number of blocks of one expert."""
         return -(-self.d_ff // self.block)
 
     @cached_property
     def block_bytes(self) -> int:
-        """Bytes of one block: its stride in the store, padding included."""
+        """The bytes of one block: its stride in the store, padding included."""
         bits = self.block * self.matrices * self.d_model * self.bits
         if self.biases:
             bits += self.block * (self.matrices - 1) * max(self.bits, Fraction(BIAS_BITS))
@@ -90,38 +90,38 @@ class ModelSpec:
 
     @cached_property
     def expert_bytes(self) -> int:
-        """Bytes of one routed expert at full width."""
+        """The bytes of one routed expert at full width."""
         return self.n_blocks * self.block_bytes
 
     @cached_property
     def n_routed(self) -> int:
-        """Routed experts of the whole model."""
+        """The number of routed experts of the whole model."""
         return len(self.moe_layers) * self.n_experts
 
     @cached_property
     def routed_bytes(self) -> int:
-        """Bytes of all routed experts: what a budget in percent is a share of."""
+        """The bytes of all routed experts: what a budget in percent is a share of."""
         return self.n_routed * self.expert_bytes
 
     def neurons(self, first: int, last: int) -> int:
-        """Neurons in blocks [first, last): the last block of an expert may be shorter."""
+        """Return the neurons in blocks [first, last); an expert's last block may be shorter."""
         return min(last * self.block, self.d_ff) - min(first * self.block, self.d_ff)
 
     def width(self, share: Fraction) -> int:
-        """The smallest number of whole blocks that holds at least `share` of the neurons.
+        """Return the smallest number of whole blocks that holds at least `share` of the neurons.
 
         Raises CrispError unless 0 <= share <= 1.
         """
         if not 0 <= share <= 1:
-            raise CrispError(f"a width of {share} was asked; expected 0 to 1")
+            raise CrispError(f"a width of {share} was requested; expected 0 to 1")
         return math.ceil(share * self.d_ff / self.block)
 
     # -- variants --------------------------------------------------------------------------------
 
     def first_layers(self, n: int) -> ModelSpec:
-        """This model, of its first `n` layers only."""
+        """Return this model cut to its first `n` layers."""
         if not 1 <= n <= self.n_layers:
-            raise CrispError(f"model {self.name}: has {self.n_layers} layers, {n} were asked")
+            raise CrispError(f"model {self.name}: has {self.n_layers} layers, {n} were requested")
         moe_layers = tuple(layer for layer in self.moe_layers if layer < n)
         dense_params = self.dense_params[:n]
         return dataclasses.replace(
@@ -131,7 +131,7 @@ class ModelSpec:
     def with_(
         self, *, bits: Fraction | None = None, block: int | None = None, top_k: int | None = None
     ) -> ModelSpec:
-        """This model with other stored bits, neurons per block or experts per token."""
+        """Return this model with other stored bits, neurons per block or experts per token."""
         return dataclasses.replace(
             self,
             bits=self.bits if bits is None else bits,
@@ -142,7 +142,7 @@ class ModelSpec:
     # -- as JSON ---------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, safe for JSON: tuples as lists, fractions as text."""
+        """Return every field, safe for JSON: tuples as lists, fractions as text."""
         fields = dataclasses.asdict(self)
         fields["bits"] = str(self.bits)
         fields["moe_layers"] = list(self.moe_layers)
@@ -151,19 +151,19 @@ class ModelSpec:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], where: str = "model") -> ModelSpec:
-        """The inverse of `to_dict`; `where` names the source in errors."""
-        given = dict(fields)
-        known = {field.name: str(field.type) for field in dataclasses.fields(cls)}
-        for key in sorted(known.keys() ^ given.keys()):
-            state = "missing" if key in known else "not known"
+        """Return the spec of a `to_dict`; `where` names the source in errors."""
+        values = dict(fields)
+        kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}
+        for key in sorted(kinds.keys() ^ values.keys()):
+            state = "missing" if key in kinds else "not known"
             raise CrispError(f"{where}: the field {key} of the model is {state}")
-        for key, value in given.items():
-            if not _CHECKS[known[key]](value):
-                raise CrispError(f"{where}: {key}: found {value!r}, expected {known[key]}")
-            if known[key] == "tuple[int, ...]":
-                given[key] = tuple(value)
-        given["bits"] = Fraction(given["bits"])
-        return cls(**given)
+        for key, value in values.items():
+            if not _CHECKS[kinds[key]](value):
+                raise CrispError(f"{where}: {key}: found {value!r}, expected {kinds[key]}")
+            if kinds[key] == "tuple[int, ...]":
+                values[key] = tuple(value)
+        values["bits"] = Fraction(values["bits"])
+        return cls(**values)
 
     # -- from outside ----------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class ModelSpec:
     def from_config(
         cls, source: str | Path | Mapping[str, Any], name: str | None = None
     ) -> ModelSpec:
-        """The model of a Hugging Face config: a folder with config.json, a JSON file or a dict.
+        """Read the model of a Hugging Face config: a folder with config.json, a file or a dict.
 
         The name is `name`, else the folder's (of a dict: the last part of its `_name_or_path`,
         else its `model_type`).
@@ -199,7 +199,7 @@ class ModelSpec:
 
     @classmethod
     def named(cls, name_or_path: str | Path) -> ModelSpec:
-        """A built-in model by name, the config at a path, or what a store at a path holds.
+        """Return a built-in model by name, or read the config or the expert store at a path.
 
         Raises CrispError with the nearest built-in name.
         """
@@ -210,7 +210,7 @@ class ModelSpec:
             return cls.from_dict(_read_json(index).get("spec", {}), str(index))
         if Path(name_or_path).exists():
             return cls.from_config(name_or_path)
-        raise nearest(str(name_or_path), BUILTIN, "model")
+        raise unknown_name(str(name_or_path), BUILTIN, "model")
 
 
 def _ascending(layers: tuple[int, ...]) -> bool:
@@ -238,7 +238,7 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, or a CrispError that names the file."""
+    """Read the object in a JSON file; CrispError names the file."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

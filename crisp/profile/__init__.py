@@ -1,8 +1,8 @@
-"""Counts of combinations, the tiers drawn from them, and roles (paper, 2.1, 3.3.1 and 3.3.2)."""
+"""Profiles: counts of combinations, the tiers they give, and roles (paper, 2.1, 3.3.1, 3.3.2)."""
 
 from crisp.profile.combinations import Profile, anchors
 from crisp.profile.roles import dominant
 from crisp.profile.tiers import COLD, HOT, WARM, tiers
-from crisp.profile.transitions import Following
+from crisp.profile.transitions import Transitions
 
-__all__ = ["COLD", "HOT", "WARM", "Following", "Profile", "anchors", "dominant", "tiers"]
+__all__ = ["COLD", "HOT", "WARM", "Profile", "Transitions", "anchors", "dominant", "tiers"]

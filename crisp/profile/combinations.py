@@ -1,4 +1,4 @@
-"""How often every expert and every combination is routed to, counted over a trace."""
+"""The counts of every expert and every combination in a trace."""
 
 from __future__ import annotations
 
@@ -55,10 +55,11 @@ class Profile:
         pairs = np.zeros((layers, n * n), np.int64)
         for ids in _chunks(trace):
             for layer in range(layers):
-                own = ids[:, layer]
-                first = anchors(own, experts[layer], trace.header.ordered)[:, None]
-                pair = np.minimum(first, own) * n + np.maximum(first, own)
-                pairs[layer] += np.bincount(pair[(own >= 0) & (own != first)], minlength=n * n)
+                chosen = ids[:, layer]  # [rows, k]
+                first = anchors(chosen, experts[layer], trace.header.ordered)[:, None]
+                pair = np.minimum(first, chosen) * n + np.maximum(first, chosen)
+                others = (chosen >= 0) & (chosen != first)
+                pairs[layer] += np.bincount(pair[others], minlength=n * n)
         return cls(
             experts,
             pairs.reshape(layers, n, n),
@@ -68,12 +69,12 @@ class Profile:
 
     @classmethod
     def empty(cls, spec: ModelSpec) -> Profile:
-        """Nothing was counted: enough for widths that look at no counts."""
+        """Return a profile without counts: enough for widths that look at none."""
         shape = (spec.n_layers, spec.n_experts)
         return cls(np.zeros(shape, np.int64), np.zeros((*shape, spec.n_experts), np.int64), True)
 
     def first_layers(self, n: int) -> Profile:
-        """The counts of the first ``n`` layers."""
+        """Return the counts of the first ``n`` layers."""
         kept: dict[str, Any] = {
             field.name: value[:n]
             for field in fields(self)
@@ -82,7 +83,7 @@ class Profile:
         return replace(self, **kept)
 
     def digest(self) -> str:
-        """SHA-256 of all that decides: two profiles with the same digest decide the same."""
+        """Return the SHA-256 of all that decides: profiles with one digest decide the same."""
         counts = self.expert_counts.tobytes() + self.pair_counts.tobytes()
         rest = b"".join(
             f"{name}{values.dtype}".encode() + values.tobytes()
@@ -93,7 +94,7 @@ class Profile:
 
 
 def anchors(experts: Ints, counts: Ints, ordered: bool) -> Ints:
-    """Each row's anchor, its highest-weighted expert: the first where rows are ordered.
+    """Return each row's anchor, its highest-weighted expert: the first where rows are ordered.
 
     Where they are not, the more frequent expert of the layer stands for it (ties: the lower id).
     experts [rows, k], -1 where absent; counts [experts] of this layer. Returns [rows].
@@ -110,6 +111,7 @@ def anchors(experts: Ints, counts: Ints, ordered: bool) -> Ints:
 
 
 def _router_weights(trace: RoutingTrace) -> npt.NDArray[np.float16] | None:
+    """Return the quantiles of each expert's router weights: [layers, experts, QUANTILES]."""
     if trace.weights is None:
         return None
     n = trace.header.n_experts
@@ -119,9 +121,10 @@ def _router_weights(trace: RoutingTrace) -> npt.NDArray[np.float16] | None:
         ids = trace.experts[rows].astype(np.int64)
         for layer in range(trace.layers):
             counts[layer] += histogram(ids[:, layer], trace.weights[rows, layer], n)
-    return np.stack([quantiles(own) for own in counts])
+    return np.stack([quantiles(layer_counts) for layer_counts in counts])
 
 
 def _chunks(trace: RoutingTrace) -> Iterator[Ints]:
+    """Yield the trace's experts, some rows at a time: int64 [rows, layers, k]."""
     for start in range(0, trace.rows, _CHUNK):
         yield trace.experts[start : start + _CHUNK].astype(np.int64)

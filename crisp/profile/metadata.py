@@ -1,7 +1,8 @@
-"""What preparation found out about a model, beside its weights: ``crisp.safetensors``.
+"""The metadata of a prepared model, beside its weights: ``crisp.safetensors``.
 
-Counts of combinations, the roles measured in them, importance curves and the mean contribution of
-every block, with where all of it comes from. It belongs to the weights whose hash it carries.
+It holds the counts of combinations, the roles measured in them, importance curves and the mean
+contribution of every block, with the provenance of all of it. It belongs to the weights whose hash
+it carries.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from crisp.files import atomic, check_readable
 from crisp.model.spec import ModelSpec
 from crisp.profile import Profile, dominant, tiers
 from crisp.profile.router_weights import QUANTILES
-from crisp.units import exact
+from crisp.units import parse_fraction
 
 FILE = "crisp.safetensors"
 VERSION = 2
 POINTS = 32  # of an importance curve
-ALPHA, BETA = exact(".6", "alpha"), exact(".9", "beta")  # of the stored tiers (paper, 3.3.1)
+ALPHA, BETA = (
+    parse_fraction(".6", "alpha"),
+    parse_fraction(".9", "beta"),
+)  # of the stored tiers (paper, 3.3.1)
 
 _L, _E = "layers", "experts"
 _TENSORS: dict[str, tuple[type, tuple[str, ...]]] = {
@@ -39,7 +43,7 @@ _TENSORS: dict[str, tuple[type, tuple[str, ...]]] = {
     "contributions": (np.float32, (_L, _E, "blocks")),
     "router_weights": (np.float16, (_L, _E, "quantiles")),
 }
-# There where they were asked for, both or none.
+# There where preparation was told to measure them: both or none.
 _OPTIONAL: dict[str, tuple[type, tuple[str, ...]]] = {
     "width_losses": (np.float32, (_L, _E, "roles", "widths")),
     "role_counts": (np.int64, (_L, _E, "roles")),
@@ -48,7 +52,10 @@ _OPTIONAL: dict[str, tuple[type, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, eq=False)
 class Metadata:
-    """Arrays cover all decoder layers; layers that are not MoE are zero, or NaN in ``increase``."""
+    """The tensors and the provenance of a prepared model.
+
+    Arrays cover all decoder layers; layers that are not MoE are zero, or NaN in ``increase``.
+    """
 
     spec: ModelSpec
     weights: str  # hash of the prepared weights (crisp.checkpoint.files.weights_digest)
@@ -67,7 +74,7 @@ class Metadata:
     role_counts: npt.NDArray[np.int64] | None = None  # [layers, experts, 2] tokens behind it
 
     def profile(self) -> Profile:
-        """The counts, with the measured roles."""
+        """Return the counts, with the measured roles."""
         return Profile(
             self.expert_counts,
             self.pair_counts,
@@ -80,8 +87,8 @@ class Metadata:
         )
 
     @property
-    def roles_told(self) -> str:
-        """How the dominant expert of a pair is told, in words; for k > 2 it is the anchor."""
+    def roles_description(self) -> str:
+        """How the dominant expert of a pair is determined, in words; for k > 2 it is the anchor."""
         roles = self.provenance.get("roles", {})
         if not roles.get("measured") or self.spec.top_k > 2:
             return "roles by the router's weight"
@@ -91,7 +98,7 @@ class Metadata:
         )
 
     def check_weights(self, digest: str, where: str) -> None:
-        """Raise CrispError unless the weights in ``where`` are those this was made for."""
+        """Raise CrispError unless the weights in ``where`` are those this metadata was made for."""
         if digest != self.weights:
             raise CrispError(
                 f"{where}: its weights (hash {digest[:12]}…) are not those the metadata "
@@ -99,7 +106,7 @@ class Metadata:
             )
 
     def save(self, path: Path | str) -> None:
-        """Write the file; under 2 MB for the models it is meant for."""
+        """Write the file; it stays under 2 MB for the models it is meant for."""
         tensors = {
             "expert_counts": self.expert_counts,
             "pair_counts": self.pair_counts,
@@ -135,39 +142,39 @@ class Metadata:
         try:
             with safe_open(path, "np") as file:
                 header = _header(path, file.metadata() or {})
-                held = set(file.keys())
-                asked = _TENSORS | (_OPTIONAL if held & _OPTIONAL.keys() else {})
-                lacks = sorted(asked.keys() - held)
+                stored = set(file.keys())
+                expected = _TENSORS | (_OPTIONAL if stored & _OPTIONAL.keys() else {})
+                lacks = sorted(expected.keys() - stored)
                 if lacks:
                     raise CrispError(f"{path}: lacks {lacks[0]}")
-                tensors = {name: file.get_tensor(name) for name in asked}
+                tensors = {name: file.get_tensor(name) for name in expected}
         except OSError as error:
             raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
         except SafetensorError as error:
             raise CrispError(f"{path}: is no safetensors file: {error}") from error
         spec = ModelSpec.from_dict(header["model"], str(path))
-        _checked(path, spec, tensors)
-        own = {name: tensor for name, tensor in tensors.items() if name != "tiers"}
-        own["pair_counts"] = own["pair_counts"].astype(np.int64)
-        found = cls(
+        _check_tensors(path, spec, tensors)
+        fields = {name: tensor for name, tensor in tensors.items() if name != "tiers"}
+        fields["pair_counts"] = fields["pair_counts"].astype(np.int64)
+        metadata = cls(
             spec=spec,
             weights=header["weights"],
             order=header["order"],
             provenance=header["provenance"],
-            **own,
+            **fields,
         )
-        if not np.array_equal(tensors["tiers"], tiers(found.profile(), ALPHA, BETA)):
+        if not np.array_equal(tensors["tiers"], tiers(metadata.profile(), ALPHA, BETA)):
             raise CrispError(f"{path}: its tiers do not follow from its counts")
-        return found
+        return metadata
 
 
 _HEADER = {"model": dict, "weights": str, "order": str, "provenance": dict}
 
 
-def _header(path: Path | str, found: Mapping[str, str]) -> dict[str, Any]:
-    """What the file says about itself."""
+def _header(path: Path | str, entries: Mapping[str, str]) -> dict[str, Any]:
+    """Return the checked header of the file."""
     try:
-        header = json.loads(found.get("crisp", "null"))
+        header = json.loads(entries.get("crisp", "null"))
     except (ValueError, RecursionError) as error:
         raise CrispError(f"{path}: its header is damaged: {error}") from error
     if not isinstance(header, dict) or header.get("version") != VERSION:
@@ -178,7 +185,10 @@ def _header(path: Path | str, found: Mapping[str, str]) -> dict[str, Any]:
     return header
 
 
-def _checked(path: Path | str, spec: ModelSpec, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+def _check_tensors(
+    path: Path | str, spec: ModelSpec, tensors: Mapping[str, npt.NDArray[Any]]
+) -> None:
+    """Raise CrispError for a tensor of another shape or type, or with impossible values."""
     sizes = {_L: spec.n_layers, _E: spec.n_experts, "points": POINTS, "blocks": spec.n_blocks}
     sizes |= {"quantiles": QUANTILES, "roles": 2, "widths": spec.n_blocks + 1}
     for name, tensor in tensors.items():
@@ -193,7 +203,7 @@ def _checked(path: Path | str, spec: ModelSpec, tensors: Mapping[str, npt.NDArra
             if np.isinf(tensor).any():
                 raise CrispError(f"{path}: {name}: an infinite value")
             if name == "width_losses" and np.isnan(tensor).all():
-                raise CrispError(f"{path}: {name}: no loss is known")
+                raise CrispError(f"{path}: {name}: no loss was measured")
         elif not np.isfinite(tensor).all() or (tensor < 0).any():
             raise CrispError(f"{path}: {name}: a value that is negative or no number")
     if tensors["expert_counts"].max(initial=0) >= 1 << 40:

@@ -1,6 +1,6 @@
-"""How large the router's weights are: for every expert some quantiles, from a histogram.
+"""The distribution of the router's weights: for every expert some quantiles, from a histogram.
 
-A histogram can be added up over any amount of text; quantiles are small enough to be kept.
+Histograms of texts of any length can be added up; quantiles are small enough to be kept.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _SHIFT = 6  # bits of the mantissa that a bin leaves out
 
 
 def histogram(experts: Ints, weights: npt.NDArray[np.float16], n_experts: int) -> Ints:
-    """How often each expert was given a weight of each size: [experts, BINS].
+    """Count how often each expert was given a weight of each size: [experts, BINS].
 
     experts [n, k], -1 = absent; weights [n, k]; negative ones count as 0.
     """
     bins = np.maximum(weights, np.float16(0)).view(np.uint16).astype(np.int64) >> _SHIFT
-    there = experts >= 0
-    flat = (experts * BINS + bins)[there]
+    present = experts >= 0
+    flat = (experts * BINS + bins)[present]
     return np.bincount(flat, minlength=n_experts * BINS).reshape(n_experts, BINS)
 
 
 def quantiles(counts: Ints) -> npt.NDArray[np.float16]:
-    """Weights that 1/64, 3/64, ... 63/64 of an expert's lie below: [experts, QUANTILES].
+    """Return the weights that 1/64, 3/64, ... of an expert's lie below: [experts, QUANTILES].
 
     counts [experts, BINS]; a weight stands in the middle of its bin; 0 where there are none.
 
@@ -39,10 +39,10 @@ def quantiles(counts: Ints) -> npt.NDArray[np.float16]:
     middle[0] = 0
     upto = np.cumsum(counts, axis=1)
     total = upto[:, -1]
-    found = np.zeros((len(counts), QUANTILES), np.float16)
+    result = np.zeros((len(counts), QUANTILES), np.float16)
     for place in range(QUANTILES):
         # the first bin in which more than (2 place + 1) / 64 of the weights have come
         reached = 2 * QUANTILES * upto > (2 * place + 1) * total[:, None]
-        found[:, place] = middle[reached.argmax(axis=1)]
-    found[total == 0] = 0
-    return found
+        result[:, place] = middle[reached.argmax(axis=1)]
+    result[total == 0] = 0
+    return result

@@ -14,7 +14,7 @@ HOT, WARM, COLD = 0, 1, 2
 
 
 def tiers(profile: Profile, alpha: Fraction, beta: Fraction) -> npt.NDArray[np.uint8]:
-    """The tier of every combination of every layer: [layers, experts, experts], symmetric.
+    """Return the tier of every combination of every layer: [layers, E, E], symmetric.
 
     Within a layer combinations are sorted by count (ties by (i, j)); one is HOT while the share of
     those before it is below ``alpha``, WARM while below ``beta``, else COLD; unseen ones are COLD.
@@ -36,7 +36,7 @@ def tiers(profile: Profile, alpha: Fraction, beta: Fraction) -> npt.NDArray[np.u
 def sorted_tiers(
     counts: npt.NDArray[np.int64], alpha: int, alpha_of: int, beta: int, beta_of: int
 ) -> npt.NDArray[np.uint8]:
-    """The rule itself: tiers of combinations sorted by falling count; cuts alpha/alpha_of, ...
+    """Return the tiers of combinations sorted by falling count; cuts alpha/alpha_of, beta/beta_of.
 
     Integers only, so shares are compared exactly.
 

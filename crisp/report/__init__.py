@@ -1,4 +1,4 @@
-"""What `crisp report` shows: runs as a table, their conditions, and a page that draws them.
+"""The report of `crisp report`: runs as a table, their conditions, and a page that draws them.
 
-Pure: from runs, tables and timelines to text. The page needs nothing but itself.
+Everything is pure: from runs, tables and timelines to text. The page is one self-contained file.
 """

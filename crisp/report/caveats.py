@@ -1,4 +1,4 @@
-"""What a reader of figures must know beside them, or would read too much into them."""
+"""Caveats: what a reader must know beside the figures to not misread them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from typing import NamedTuple
 
 from crisp.model.spec import BUILTIN
 
-KIND = ("model.name", "model.n_layers", "trace.model", "policy.width")  # the fields of a `Kind`
+RUN_KIND_FIELDS = (
+    "model.name",
+    "model.n_layers",
+    "trace.model",
+    "policy.width",
+)  # the settings in a `RunKind`
 _MOST = 3  # lines of one sort
 
 
-class Kind(NamedTuple):
-    """What is looked at of a run; None: the run has no such setting."""
+class RunKind(NamedTuple):
+    """The settings of a run that caveats depend on; None: the run has no such setting."""
 
     model: str | None
     layers: str | None
@@ -20,10 +25,10 @@ class Kind(NamedTuple):
     width: str | None
 
 
-def caveats(kinds: Iterable[Kind]) -> list[str]:
-    """A line each; those of several models at most three times.
+def caveats(kinds: Iterable[RunKind]) -> list[str]:
+    """Return a line for each caveat; those of several models at most three times.
 
-    >>> caveats([Kind("mixtral-8x7b", "6", "mixtral-8x7b", "full")])
+    >>> caveats([RunKind("mixtral-8x7b", "6", "mixtral-8x7b", "full")])
     ['6 of 32 layers of mixtral-8x7b: tokens/s are of these layers']
     """
     layers: dict[str, None] = {}

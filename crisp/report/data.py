@@ -1,4 +1,4 @@
-"""What a page draws, as one object that is safe for JSON."""
+"""The data of a page: what its script draws, as one object that is safe for JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from crisp.report.conditions import Conditions
+from crisp.report.conditions import SharedConditions
 from crisp.report.metrics import (
     BYTES,
     ENERGY,
@@ -16,11 +16,11 @@ from crisp.report.metrics import (
     SHOWN,
     SPEED,
     Chart,
-    Shown,
-    by_metric,
+    Metric,
     decimals,
+    find_metric,
 )
-from crisp.report.table import Number, Table
+from crisp.report.table import Number, RunTable
 from crisp.report.timelines import Timeline, steps_shown
 from crisp.run.result import Run
 from crisp.run.schema import COUNTS, NUMBERS
@@ -32,22 +32,25 @@ _LEAST = 1e-9  # ms: less is no time that anything could take
 _REASON = "not in the file"
 
 
-def page_data(table: Table, found: Conditions, timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """Everything that the page's script needs; columns of ``rows`` values, texts by their codes."""
-    many = len(set(found.policies)) > _MOST_NAMES
-    legend = [name or "" for name in table.setting("policy.name")] if many else found.policies
+def page_data(
+    table: RunTable, shared: SharedConditions, timelines: Sequence[Timeline]
+) -> dict[str, Any]:
+    """Return the page's data; columns hold ``rows`` values, texts by their codes."""
+    many = len(set(shared.policies)) > _MOST_NAMES
+    legend = [name or "" for name in table.setting("policy.name")] if many else shared.policies
     metrics, absent = shown_metrics(table)
     return {
         "rows": table.rows,
-        "legend": coded(legend),
-        "policy": coded(found.policies),
-        "budget": coded(table.setting("budget.asked")),
-        "share": [rounded(share and 100 * share) for share in table.shares()],
-        "held": [rounded(share and 100 * share) for share in table.held()],
+        "legend": encode_column(legend),
+        "policy": encode_column(shared.policies),
+        "budget": encode_column(table.setting("budget.asked")),
+        "share": [round_number(share and 100 * share) for share in table.shares()],
+        "held": [round_number(share and 100 * share) for share in table.floored_shares()],
         "measured": [int(measured) for measured in table.measured()],
-        "line": found.lines,
+        "line": shared.lines,
         "conditions": [
-            {"label": differing.label, **coded(differing.values)} for differing in found.differing
+            {"label": differing.label, **encode_column(differing.values)}
+            for differing in shared.differing
         ],
         "groups": [
             {"name": name, "shown": place < 2}
@@ -58,16 +61,16 @@ def page_data(table: Table, found: Conditions, timelines: Sequence[Timeline]) ->
         "absent": absent,
         "charts": [_chart(table, chart) for chart in _charts(table)],
         "timelines": {
-            "of": "token" if all(_a_token(one.run) for one in timelines) else "step",
-            "names": [whose(one.run) for one in timelines],
+            "of": "token" if all(_step_is_token(one.run) for one in timelines) else "step",
+            "names": [describe_run(one.run) for one in timelines],
             "kinds": KINDS,
             "steps": steps_shown(timelines) if timelines else [],
         },
     }
 
 
-def shown_metrics(table: Table) -> tuple[list[Shown], list[dict[str, str]]]:
-    """(the metrics that some run has, those that none has and why)."""
+def shown_metrics(table: RunTable) -> tuple[list[Metric], list[dict[str, str]]]:
+    """Return (the metrics that some run has, those that none has and why)."""
     metrics, absent = [], []
     for shown in (*SHOWN, *_others(table)):
         values = table.metric(shown.metric)
@@ -75,13 +78,13 @@ def shown_metrics(table: Table) -> tuple[list[Shown], list[dict[str, str]]]:
             if shown.metric != "skipped" or any(values):
                 metrics.append(shown)
             continue
-        reasons = sorted({reason or _REASON for reason in table.why(shown.metric)})
+        reasons = sorted({reason or _REASON for reason in table.reasons_for(shown.metric)})
         absent.append({"head": f"{shown.head} ({shown.unit})", "why": "; ".join(reasons[:3])})
     return metrics, absent
 
 
-def whose(run: Run) -> str:
-    """Which run a timeline is of."""
+def describe_run(run: Run) -> str:
+    """Name the run that a timeline belongs to."""
     settings = run.settings
     machine = settings.get("device") or settings.get("hardware") or {"name": "an unnamed machine"}
     how = "measured" if settings["engine"] == "hw" else "simulated"
@@ -89,15 +92,15 @@ def whose(run: Run) -> str:
     return f"{policy} at {budget}, {how} on {machine['name']}"
 
 
-def _a_token(run: Run) -> bool:
-    """Whether a step of a run is one token."""
+def _step_is_token(run: Run) -> bool:
+    """Return whether a step of a run is one token."""
     return (run.settings["phase"], run.settings["batch"]) == ("decode", 1)
 
 
-def coded(values: Iterable[str | None]) -> dict[str, list[Any]]:
-    """A column of texts: the different ones, and for each row which of them; -1: None.
+def encode_column(values: Iterable[str | None]) -> dict[str, list[Any]]:
+    """Return a column of texts as the distinct ones and each row's index into them; -1: None.
 
-    >>> coded(["a", "b", None, "a"])
+    >>> encode_column(["a", "b", None, "a"])
     {'texts': ['a', 'b'], 'codes': [0, 1, -1, 0]}
     """
     places: dict[str, int] = {}
@@ -105,10 +108,10 @@ def coded(values: Iterable[str | None]) -> dict[str, list[Any]]:
     return {"texts": list(places), "codes": codes}
 
 
-def rounded(value: Number) -> Number:
-    """To six digits, whole numbers without a point.
+def round_number(value: Number) -> Number:
+    """Round to six digits; whole numbers lose their point.
 
-    >>> rounded(12.34567891), rounded(3.0), rounded(None)
+    >>> round_number(12.34567891), round_number(3.0), round_number(None)
     (12.3457, 3, None)
     """
     if value is None:
@@ -117,12 +120,13 @@ def rounded(value: Number) -> Number:
     return int(short) if short.is_integer() else short
 
 
-def _column(table: Table, shown: Shown) -> dict[str, Any]:
-    values = [scaled(value, shown) for value in table.metric(shown.metric)]
+def _column(table: RunTable, shown: Metric) -> dict[str, Any]:
+    """Return a metric's column of the table."""
+    values = [scale_value(value, shown) for value in table.metric(shown.metric)]
     places = shown.decimals
     reasons = [
         (reason or _REASON) if value is None else None
-        for value, reason in zip(values, table.why(shown.metric), strict=True)
+        for value, reason in zip(values, table.reasons_for(shown.metric), strict=True)
     ]
     return {
         "key": shown.metric,
@@ -131,27 +135,28 @@ def _column(table: Table, shown: Shown) -> dict[str, Any]:
         "group": GROUPS[shown.group],
         "meaning": shown.meaning,
         "decimals": decimals(values) if places is None else places,
-        "values": [rounded(value) for value in values],
-        "why": coded(reasons),
+        "values": [round_number(value) for value in values],
+        "why": encode_column(reasons),
     }
 
 
-def scaled(value: Number, shown: Shown) -> Number:
-    """A value in the unit in which it is shown."""
+def scale_value(value: Number, shown: Metric) -> Number:
+    """Return a value in the unit in which it is shown."""
     return None if value is None else value * shown.factor
 
 
-def _others(table: Table) -> list[Shown]:
-    """What a sweep adds of its own, such as a loss."""
-    known = {*COUNTS, *NUMBERS, *(shown.metric for shown in SHOWN)}
+def _others(table: RunTable) -> list[Metric]:
+    """Return the metrics that a sweep adds of its own, such as a loss."""
+    defined = {*COUNTS, *NUMBERS, *(shown.metric for shown in SHOWN)}
     return [
-        Shown(name, name, "", MAIN, "of the sweep")
+        Metric(name, name, "", MAIN, "of the sweep")
         for name, values in table.metrics.items()
-        if name not in known and not name.endswith("_us_per_event") and set(values) != {None}
+        if name not in defined and not name.endswith("_us_per_event") and set(values) != {None}
     ]
 
 
-def _charts(table: Table) -> list[Chart]:
+def _charts(table: RunTable) -> list[Chart]:
+    """Return the charts to draw: the speed that some run has, bytes and energy."""
     speeds = [
         chart
         for chart in (SPEED, PREFILL)
@@ -160,10 +165,10 @@ def _charts(table: Table) -> list[Chart]:
     return [*(speeds or [SPEED]), BYTES, ENERGY]
 
 
-def _chart(table: Table, chart: Chart) -> dict[str, Any]:
-    """A chart; what it cannot show, and why, is told in its place."""
-    shown = by_metric(chart.metric)
-    values = [rounded(scaled(value, shown)) for value in table.metric(chart.metric)]
+def _chart(table: RunTable, chart: Chart) -> dict[str, Any]:
+    """Return a chart's data; what it cannot show is counted with the reasons."""
+    shown = find_metric(chart.metric)
+    values = [round_number(scale_value(value, shown)) for value in table.metric(chart.metric)]
     bounds = [{"name": name, "values": _bound(table, metric)} for name, metric in chart.bounds]
     return {
         "title": chart.title,
@@ -174,25 +179,27 @@ def _chart(table: Table, chart: Chart) -> dict[str, Any]:
     }
 
 
-def _bound(table: Table, metric: str) -> list[Number]:
-    """A bound in the unit of its chart: a time of a token as tokens a second.
+def _bound(table: RunTable, metric: str) -> list[Number]:
+    """Return a bound in the unit of its chart: a time of a token as tokens a second.
 
     Times are of all rows, a speed is of the rows of one phase: of runs of both there is none.
     """
     if "_ms_" not in metric:
-        return [rounded(scaled(value, by_metric(metric))) for value in table.metric(metric)]
+        return [
+            round_number(scale_value(value, find_metric(metric))) for value in table.metric(metric)
+        ]
     return [
-        rounded(1000 / value) if value and value > _LEAST and phase != "all" else None
+        round_number(1000 / value) if value and value > _LEAST and phase != "all" else None
         for value, phase in zip(table.metric(metric), table.setting("phase"), strict=True)
     ]
 
 
-def _missing(table: Table, metric: str, values: Sequence[Number]) -> list[dict[str, Any]]:
-    """Why runs are not in a chart, and how many."""
-    told: Counter[str] = Counter()
-    for value, reason, share in zip(values, table.why(metric), table.shares(), strict=True):
+def _missing(table: RunTable, metric: str, values: Sequence[Number]) -> list[dict[str, Any]]:
+    """Return why runs are not in a chart, and how many."""
+    reasons: Counter[str] = Counter()
+    for value, reason, share in zip(values, table.reasons_for(metric), table.shares(), strict=True):
         if value is None:
-            told[reason or _REASON] += 1
+            reasons[reason or _REASON] += 1
         elif share is None:
-            told["what share of all experts the budget is, is not known"] += 1
-    return [{"why": why, "runs": runs} for why, runs in sorted(told.items())]
+            reasons["what share of all experts the budget is, is not known"] += 1
+    return [{"why": why, "runs": runs} for why, runs in sorted(reasons.items())]

@@ -55,18 +55,18 @@ _CHARACTER = 0.0065  # its width, of the width of the picture
 
 
 class Label(NamedTuple):
-    """What is written on bars: an expert, and how many of its blocks they load or compute."""
+    """A label on bars: an expert, and how many of its blocks they load or compute."""
 
     expert: int
     blocks: int
 
     def text(self, n_blocks: int) -> str:
-        """E5, or E5 4/8 for a part of it; n_blocks: of a whole expert."""
+        """Return E5, or E5 4/8 for a part of it; n_blocks: of a whole expert."""
         return f"E{self.expert}" + (f" {self.blocks}/{n_blocks}" if self.blocks < n_blocks else "")
 
 
 class Line(NamedTuple):
-    """One policy of a throughput chart, or a bound."""
+    """A line of a throughput chart: one policy, or a bound."""
 
     name: str
     budgets: Sequence[float]  # shares of all routed experts, 0 to 1
@@ -74,20 +74,20 @@ class Line(NamedTuple):
     style: str = "-"  # as matplotlib spells it; ":" is a bound and has no marks
 
 
-def few_events(rows: Rows) -> Rows:
-    """The first events in ``rows``: as many as can be read in one picture, at least one."""
-    own = rows[rows[:, EVENT] >= 0]
-    if not len(own):
+def select_first_events(rows: Rows) -> Rows:
+    """Return the first events in ``rows``: as many as fit in one picture, at least one."""
+    in_events = rows[rows[:, EVENT] >= 0]
+    if not len(in_events):
         return rows
-    events = np.unique(own[:, EVENT])[:_MAX_EVENTS]
-    bars = np.searchsorted(np.sort(own[:, EVENT]), events, side="right")
+    events = np.unique(in_events[:, EVENT])[:_MAX_EVENTS]
+    bars = np.searchsorted(np.sort(in_events[:, EVENT]), events, side="right")
     last = events[max(0, int((bars <= _MAX_BARS).sum()) - 1)]
-    stop = own[own[:, EVENT] == last][:, END].max()
+    stop = in_events[in_events[:, EVENT] == last][:, END].max()
     shown: Rows = rows[rows[:, START] < stop]
     return shown
 
 
-def gantt(
+def draw_gantt(
     target: Path | IO[bytes], timelines: Mapping[str, Rows], n_blocks: int, title: str, note: str
 ) -> None:
     """Draw timelines below each other on one axis of time, each from its own begin.
@@ -107,8 +107,8 @@ def gantt(
             link, compute = -3.0 * place, -3.0 * place - 1
             _draw_rows(axes, rows, (link, compute), longest)
             for lane, kinds in ((link, (LOAD, PREFETCH)), (compute, (COMPUTE,))):
-                own = rows[np.isin(rows[:, KIND], kinds)]
-                labels += _label_rows(axes, own, lane, _since(rows), longest, n_blocks)
+                in_lane = rows[np.isin(rows[:, KIND], kinds)]
+                labels += _label_rows(axes, in_lane, lane, _since(rows), longest, n_blocks)
             places += [link, compute]
             names += ["link", "compute"]
             took = (_until(rows) - _since(rows)) / 1e6
@@ -123,11 +123,11 @@ def gantt(
         patches = [Patch(color=_COLOURS[k], label=_LEGEND[k]) for k in _LEGEND if k in seen]
         figure.legend(handles=patches, ncols=len(patches), frameon=False, loc="outside upper right")
         axes.set_title(title, loc="left", fontsize=11)
-        small = f"{note} {_explained(labels, n_blocks)}".strip()
+        small = f"{note} {_explain_labels(labels, n_blocks)}".strip()
         figure.supxlabel(small, fontsize=8, color="#444444", x=0.01, ha="left")
 
 
-def throughput(
+def draw_throughput(
     target: Path | IO[bytes], panels: Mapping[str, Sequence[Line]], title: str, note: str
 ) -> None:
     """Draw tokens/s against the budget, a panel for each machine, a line for each policy."""
@@ -164,6 +164,7 @@ def check_format(path: Path) -> None:
 
 
 def _draw_rows(axes: Axes, rows: Rows, lanes: tuple[float, float], longest: float) -> None:
+    """Draw a timeline's bars on the lanes of its link and its compute stream."""
     link, compute = lanes
     since = _since(rows)
     labelled = -longest
@@ -186,7 +187,7 @@ def _draw_rows(axes: Axes, rows: Rows, lanes: tuple[float, float], longest: floa
 def _label_rows(
     axes: Axes, rows: Rows, lane: float, since: int, longest: float, n_blocks: int
 ) -> list[Label]:
-    """Name the experts on a lane where there is room; the labels that were drawn.
+    """Name the experts on a lane where there is room; return the labels that were drawn.
 
     Bars of the same expert that follow each other have one label together: at granularity block
     there is a bar for each of its blocks.
@@ -210,8 +211,8 @@ def _label_rows(
     return drawn
 
 
-def _explained(labels: Sequence[Label], n_blocks: int) -> str:
-    """What labels mean, by one of them: one of a part of an expert if there is any."""
+def _explain_labels(labels: Sequence[Label], n_blocks: int) -> str:
+    """Explain labels by one of them: one of a part of an expert if there is any."""
     if not labels:
         return ""
     label = next((label for label in labels if label.blocks < n_blocks), labels[0])
@@ -220,18 +221,19 @@ def _explained(labels: Sequence[Label], n_blocks: int) -> str:
 
 
 def _since(rows: Rows) -> int:
-    """When the first interval on compute begins: a prefetch may have begun before."""
+    """Return when the first interval on compute begins, in ns; a prefetch may have begun before."""
     compute = rows[(rows[:, KIND] == LAYER) | (rows[:, KIND] == COMPUTE)]
     return int(compute[:, START].min())
 
 
 def _until(rows: Rows) -> int:
+    """Return when the last interval ends, in ns."""
     return int(rows[:, END].max())
 
 
 @contextmanager
 def _figure(target: Path | IO[bytes], size: tuple[float, float]) -> Iterator[Any]:
-    """A figure that is written when the block ends; no display is needed."""
+    """Yield a figure that is written when the block ends; no display is needed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

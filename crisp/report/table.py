@@ -1,4 +1,4 @@
-"""Runs as columns, from run files or from a sweep's results: what a report is made of."""
+"""A table of runs, from run files or from a sweep's results, of which reports are made."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from crisp.errors import CrispError
-from crisp.report.caveats import KIND, Kind
+from crisp.report.caveats import RUN_KIND_FIELDS, RunKind
 from crisp.run.result import Run
 from crisp.run.schema import COUNTS, NUMBERS
-from crisp.units import exact
+from crisp.units import parse_fraction
 
 Number = int | float | None
 
 MADE_BY, JOULES_FROM = "made by", "joules from"  # beside the settings, out of the provenance
 # Of a sweep: the hash of its settings; of rows that are left out; read by `_reasons`.
 _ASIDE = ("cell", "refused", "unavailable")
-_ASKED, _MADE = "asked.", "provenance."  # settings as they were spelled; not settings
+_ASKED, _PROVENANCE = "asked.", "provenance."  # settings as they were spelled; not settings
 _TOP = ("engine", "granularity", "phase", "batch", "chunk", "seed", "limit")  # without a dot
 _NEEDED = ("engine", "policy.name", "budget.asked", "phase")
 OBJECTS = ("profile", "hardware", "device", "store", "trace.file")  # may be absent as a whole
@@ -31,11 +31,11 @@ _DIGEST = re.compile("[0-9a-f]{64}")  # shown by its begin
 
 
 @dataclass(frozen=True)
-class Table:
-    """Runs, one a row.
+class RunTable:
+    """A table of runs, one a row; columns have ``rows`` entries.
 
     settings: flattened with dots, as text; None: the run has no such setting. metrics: None: not
-    had, and ``reasons`` may say why. refused: cells of sweeps that were not run, beside the rows.
+    measured, and ``reasons`` may say why. refused: cells of sweeps that were not run.
     """
 
     rows: int
@@ -45,23 +45,23 @@ class Table:
     refused: int = 0
 
     def setting(self, name: str) -> list[str | None]:
-        """A column of settings; of nothing but None where no run has it."""
+        """Return a column of settings; None for every row where no run has it."""
         return self.settings.get(name, [None] * self.rows)
 
     def metric(self, name: str) -> list[Number]:
-        """A column of metrics; of nothing but None where no run has it."""
+        """Return a column of metrics; None for every row where no run has it."""
         return self.metrics.get(name, [None] * self.rows)
 
-    def why(self, name: str) -> list[str | None]:
-        """The reasons beside a column of metrics."""
+    def reasons_for(self, name: str) -> list[str | None]:
+        """Return the reasons beside a column of metrics."""
         return self.reasons.get(name, [None] * self.rows)
 
     def measured(self) -> list[bool]:
-        """Which runs were measured on a machine."""
+        """Return which runs were measured on a machine."""
         return [engine == "hw" for engine in self.setting("engine")]
 
     def machines(self) -> list[str | None]:
-        """The device that a run was measured on, or the profile that it was simulated with."""
+        """Return the device that each run was measured on, or the profile it was simulated with."""
         return [
             device or hardware
             for device, hardware in zip(
@@ -69,50 +69,51 @@ class Table:
             )
         ]
 
-    def kinds(self) -> list[Kind]:
-        """Of each row what `crisp.report.caveats` looks at."""
-        return [Kind(*row) for row in zip(*map(self.setting, KIND), strict=True)]
+    def run_kinds(self) -> list[RunKind]:
+        """Return the settings of each row that `crisp.report.caveats` looks at."""
+        return [RunKind(*row) for row in zip(*map(self.setting, RUN_KIND_FIELDS), strict=True)]
 
-    def there(self, of: str) -> list[bool]:
-        """Which runs have an object of `OBJECTS`."""
-        parts = [own for name, own in self.settings.items() if name.startswith(f"{of}.")]
+    def has_object(self, name: str) -> list[bool]:
+        """Return which runs have an object of `OBJECTS`."""
+        parts = [column for key, column in self.settings.items() if key.startswith(f"{name}.")]
         if not parts:
             return [False] * self.rows
         return [any(value is not None for value in row) for row in zip(*parts, strict=True)]
 
     def shares(self) -> list[float | None]:
-        """The budgets as shares of all routed experts, 0 to 1.
+        """Return the budgets as shares of all routed experts, 0 to 1.
 
-        As asked, so that policies which floor it differently stand above each other; where bytes
-        were asked, the share that they are. None: not known.
+        A share is as the user gave it, so that policies which floor it differently stand above each
+        other; a budget in bytes is the share that it is. None: unknown.
         """
-        asked = map(_asked, self.setting("budget.asked"))
+        given = map(_given_share, self.setting("budget.asked"))
         return [
-            held if share is None else share for share, held in zip(asked, self.held(), strict=True)
+            floored if share is None else share
+            for share, floored in zip(given, self.floored_shares(), strict=True)
         ]
 
-    def held(self) -> list[float | None]:
-        """What is left of the budgets, floored to whole units, as shares of all routed experts."""
+    def floored_shares(self) -> list[float | None]:
+        """Return the budgets, floored to whole units, as shares of all routed experts."""
         return [_share(share or "") for share in self.setting("budget.share")]
 
 
-def from_runs(runs: Sequence[Run]) -> Table:
-    """A row for each run."""
+def from_runs(runs: Sequence[Run]) -> RunTable:
+    """Return a table with a row for each run."""
     settings, metrics, reasons = [], [], []
     for run in runs:
-        flat = dict(flattened(run.settings))
+        flat = dict(flatten_settings(run.settings))
         flat[MADE_BY] = _text(run.provenance.get("tool"))
         energy = run.provenance.get("energy")
         if isinstance(energy, dict):
-            flat[JOULES_FROM] = _joules(energy.get("method"), energy.get("source"))
+            flat[JOULES_FROM] = _joules_source(energy.get("method"), energy.get("source"))
         settings.append(flat)
         metrics.append({name: _finite(value) for name, value in run.metrics.items()})
         reasons.append({name: str(reason) for name, reason in run.unavailable.items()})
-    return Table(len(runs), _columns(settings), _columns(metrics), _columns(reasons))
+    return RunTable(len(runs), _to_columns(settings), _to_columns(metrics), _to_columns(reasons))
 
 
-def from_parquet(path: Path) -> Table:
-    """The results of a sweep; CrispError if the file holds something else."""
+def from_parquet(path: Path) -> RunTable:
+    """Read the results of a sweep; CrispError if the file holds something else."""
     import pyarrow
     import pyarrow.parquet
 
@@ -136,7 +137,7 @@ def from_parquet(path: Path) -> Table:
     places = list(range(len(table)))
     if "refused" in table.schema.names:  # cells that were not run, and why
         run = table.column("refused").is_null()
-        places = [place for place, own in enumerate(run.to_pylist()) if own]
+        places = [place for place, is_run in enumerate(run.to_pylist()) if is_run]
         refused, table = len(table) - len(places), table.filter(run)
     else:
         refused = 0
@@ -147,7 +148,7 @@ def from_parquet(path: Path) -> Table:
     for name, kind in zip(table.schema.names, table.schema.types, strict=True):
         empty = table.column(name).null_count == len(table)
         numeric = empty or pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
-        if name in _ASIDE or name.startswith((_ASKED, _MADE)) or name in OBJECTS:
+        if name in _ASIDE or name.startswith((_ASKED, _PROVENANCE)) or name in OBJECTS:
             continue
         values = table.column(name).to_pylist()
         if "." in name or name in _TOP:
@@ -163,33 +164,36 @@ def from_parquet(path: Path) -> Table:
             row = places[settings[name].index(None)] + 1
             raise CrispError(f"{path}: row {row} has no {name}")
 
-    def told(name: str) -> list[Any]:
-        known = f"{_MADE}{name}" in table.schema.names
-        return table.column(f"{_MADE}{name}").to_pylist() if known else [None] * len(table)
+    def provenance(name: str) -> list[Any]:
+        column = f"{_PROVENANCE}{name}"
+        present = column in table.schema.names
+        return table.column(column).to_pylist() if present else [None] * len(table)
 
-    settings[MADE_BY] = [_text(tool) for tool in told("tool")]
-    origins = zip(told("energy.method"), told("energy.source"), strict=True)
-    settings[JOULES_FROM] = [method and _joules(method, source) for method, source in origins]
-    return Table(len(table), settings, metrics, _columns(_reasons(table)), refused)
+    settings[MADE_BY] = [_text(tool) for tool in provenance("tool")]
+    origins = zip(provenance("energy.method"), provenance("energy.source"), strict=True)
+    settings[JOULES_FROM] = [
+        method and _joules_source(method, source) for method, source in origins
+    ]
+    return RunTable(len(table), settings, metrics, _to_columns(_reasons(table)), refused)
 
 
 def _reasons(table: Any) -> list[dict[str, str]]:
-    """Of each row, why metrics are not there; in the file they are one text of JSON a row."""
+    """Return why metrics are missing, for each row; the file has one text of JSON a row."""
     if "unavailable" not in table.schema.names:
         return [{} for _ in range(len(table))]
     texts = table.column("unavailable").to_pylist()
-    found: dict[Any, dict[str, str]] = {}
+    reasons_by_text: dict[Any, dict[str, str]] = {}
     for text in set(texts):
         try:
             reasons = json.loads(text)
-            found[text] = {str(name): str(reason) for name, reason in reasons.items()}
+            reasons_by_text[text] = {str(name): str(reason) for name, reason in reasons.items()}
         except (TypeError, ValueError, AttributeError, RecursionError):
-            found[text] = {}
-    return [found[text] for text in texts]
+            reasons_by_text[text] = {}
+    return [reasons_by_text[text] for text in texts]
 
 
-def joined(tables: Sequence[Table]) -> Table:
-    """All rows, in order, but for those that repeat an earlier one in everything."""
+def join_tables(tables: Sequence[RunTable]) -> RunTable:
+    """Return all rows, in order, without those that repeat an earlier one in everything."""
 
     def column(part: str, name: str) -> list[Any]:
         return [
@@ -208,7 +212,7 @@ def joined(tables: Sequence[Table]) -> Table:
     ):
         first.setdefault(values, row)
     kept = list(first.values())
-    return Table(
+    return RunTable(
         len(kept),
         **{
             part: {name: [values[row] for row in kept] for name, values in columns.items()}
@@ -218,20 +222,22 @@ def joined(tables: Sequence[Table]) -> Table:
     )
 
 
-def flattened(value: Any, place: str = "") -> Iterator[tuple[str, str | None]]:
-    """Settings as (name with dots, text); an object that is absent as a whole has no names.
+def flatten_settings(value: Any, place: str = "") -> Iterator[tuple[str, str | None]]:
+    """Yield settings as (name with dots, text); an absent object has no names.
 
-    >>> list(flattened({"batch": 1, "policy": {"name": "lru"}, "device": None, "limit": None}))
+    >>> settings = {"batch": 1, "policy": {"name": "lru"}, "device": None, "limit": None}
+    >>> list(flatten_settings(settings))
     [('batch', '1'), ('policy.name', 'lru'), ('limit', None)]
     """
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from flattened(inner, f"{place}.{key}" if place else str(key))
+            yield from flatten_settings(inner, f"{place}.{key}" if place else str(key))
     elif value is not None or place not in OBJECTS:
         yield place, _text(value)
 
 
 def _text(value: Any) -> str | None:
+    """Return a value as text; hashes and long texts are shortened."""
     if value is None:
         return None
     text = value if isinstance(value, str) else json.dumps(value, default=str)
@@ -241,7 +247,7 @@ def _text(value: Any) -> str | None:
     return text
 
 
-def _joules(method: object, source: object) -> str:
+def _joules_source(method: object, source: object) -> str:
     return f"{str(method).partition(':')[0]}, from {source}"  # behind the colon: watts at rest
 
 
@@ -250,10 +256,10 @@ def _finite(value: Any) -> Number:
     return value if good else None
 
 
-def _asked(budget: str | None) -> float | None:
-    """A budget that was asked for as a share; None: it was not."""
+def _given_share(budget: str | None) -> float | None:
+    """Return a budget that was given as a share; None: it was not."""
     try:
-        return _share(str(float(exact(budget or ""))))
+        return _share(str(float(parse_fraction(budget or ""))))
     except CrispError:
         return None
 
@@ -266,7 +272,8 @@ def _share(text: str) -> float | None:
     return share if 0 <= share <= 1 else None
 
 
-def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+def _to_columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return the columns of some rows, None where a row has no value."""
     return {name: [row.get(name) for row in rows] for name in _names(rows)}
 
 

@@ -1,4 +1,4 @@
-"""One token's time, out of timelines: what each stream did from when to when."""
+"""The time of one step, out of timelines: what each stream did from when to when."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Timeline:
 
 
 def read_timeline(path: Path, runs: Sequence[Run]) -> Timeline:
-    """The timeline of one of the runs; CrispError if it is of none of them, or was changed."""
+    """Read the timeline of one of the runs; CrispError if it belongs to none of them."""
     rows = read_rows(path)
     digest = hashlib.sha256(rows.tobytes()).hexdigest()
     run = next((run for run in runs if run.provenance.get("timeline_sha256") == digest), None)
@@ -62,23 +62,23 @@ def read_timeline(path: Path, runs: Sequence[Run]) -> Timeline:
 
 
 def steps_shown(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
-    """A typical step and a slow one of the first timeline, and the same steps of the others.
+    """Return a typical and a slow step of the first timeline, and the same steps of the others.
 
-    Each as ``{"label", "lanes": [bars of a timeline ...]}``, with bars as `bars` makes them.
+    Each is ``{"label", "lanes": [bars of a timeline ...]}``, with bars as `bars` makes them.
     """
     took = timelines[0].ends - timelines[0].begins
     order = np.argsort(took, kind="stable")
-    found: dict[int, dict[str, Any]] = {}
+    steps: dict[int, dict[str, Any]] = {}
     for percent, word, where in _STEPS:
         step = int(order[(len(order) - 1) * percent // 100])
         label = f"step {step}, {word}: {where} of {len(took):,}"
         lanes = [bars(one, step) for one in timelines]
-        found.setdefault(step, {"label": label, "lanes": lanes})
-    return list(found.values())
+        steps.setdefault(step, {"label": label, "lanes": lanes})
+    return list(steps.values())
 
 
 def bars(timeline: Timeline, step: int) -> dict[str, Any]:
-    """What the streams did during a step, or during the last one of a shorter run.
+    """Return what the streams did during a step, or during the last one of a shorter run.
 
     Times are in ns since the step began. Each bar is [kind, event, layer, expert, task, tasks,
     first block, blocks, start, end]; task: from 1, in the order in which the event's experts
@@ -87,33 +87,33 @@ def bars(timeline: Timeline, step: int) -> dict[str, Any]:
     step = min(step, len(timeline.ends) - 1)
     begin, end = int(timeline.begins[step]), int(timeline.ends[step])
     rows = timeline.rows
-    own = rows[(rows[:, START] < end) & (rows[:, END] > begin)]
-    own = own[np.argsort(own[:, START], kind="stable")]
-    kept = own[:MOST_BARS]
-    places = _tasks(own)
-    found = []
+    in_step = rows[(rows[:, START] < end) & (rows[:, END] > begin)]
+    in_step = in_step[np.argsort(in_step[:, START], kind="stable")]
+    kept = in_step[:MOST_BARS]
+    places = _tasks(in_step)
+    drawn = []
     for row in kept.tolist():
         task, tasks = places.get((row[EVENT], row[EXPERT]), (0, 0))
         times = [max(row[START], begin) - begin, min(row[END], end) - begin]
         where = [row[EVENT], row[LAYER_ID], row[EXPERT], task, tasks, row[FIRST], row[BLOCKS]]
-        found.append([row[KIND], *where, *times])
+        drawn.append([row[KIND], *where, *times])
     return {
         "step": step,
         "ns": end - begin,
         "blocks": ModelSpec.from_dict(timeline.run.settings["model"]).n_blocks,
-        "left_out": len(own) - len(kept),
-        "bars": found,
+        "left_out": len(in_step) - len(kept),
+        "bars": drawn,
     }
 
 
 def _tasks(rows: Rows) -> dict[tuple[int, int], tuple[int, int]]:
-    """Of each (event, expert) that computes: its place among the event's, and how many they are."""
+    """Return (place among its event's tasks, their number) of each (event, expert) computed."""
     places: dict[int, dict[int, int]] = {}
     for event, expert in rows[rows[:, KIND] == COMPUTE][:, [EVENT, EXPERT]].tolist():
-        own = places.setdefault(event, {})
-        own.setdefault(expert, len(own) + 1)
+        experts = places.setdefault(event, {})
+        experts.setdefault(expert, len(experts) + 1)
     return {
-        (event, expert): (place, len(own))
-        for event, own in places.items()
-        for expert, place in own.items()
+        (event, expert): (place, len(experts))
+        for event, experts in places.items()
+        for expert, place in experts.items()
     }

@@ -12,7 +12,7 @@ from crisp.errors import CrispError
 from crisp.reproduce.claims import printed
 from crisp.reproduce.measured import routing
 from crisp.trace import DECODE, PREFILL, RoutingTrace
-from crisp.trace.chains import Chain, fit
+from crisp.trace.chains import PairChain, fit_chain
 from crisp.trace.describe import percent_of
 from crisp.trace.synth import synthesize
 
@@ -87,7 +87,7 @@ def prompted(trace: RoutingTrace, length: int) -> RoutingTrace:
     )
 
 
-def _chain(known: dict[str, Any], draw: np.random.Generator) -> Chain:
+def _chain(known: dict[str, Any], draw: np.random.Generator) -> PairChain:
     """One layer: the shares, dealt to the pairs at random."""
     shares = np.array(known["pair_shares"])
     n = round((1 + np.sqrt(1 + 8 * len(shares))) / 2)
@@ -96,4 +96,4 @@ def _chain(known: dict[str, Any], draw: np.random.Generator) -> Chain:
     likelier = np.round(count * known["first_choice"]).astype(np.int64)
     first = np.where(draw.random(len(count)) < 0.5, likelier, count - likelier)
     common = np.array(known["in_common"])
-    return fit(pairs, count, first, common / common.sum())
+    return fit_chain(pairs, count, first, common / common.sum())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from crisp.errors import CrispError, nearest
+from crisp.errors import CrispError, unknown_name
 
 SUFFIX = ".trace.safetensors"
 
 
-def bundled() -> dict[str, Path]:
-    """Name -> file of every bundled trace, by name.
+def bundled_traces() -> dict[str, Path]:
+    """Return name -> file of every bundled trace, sorted by name.
 
     The wheel carries them inside the package; a checkout has them in its ``traces`` folder.
     """
@@ -20,14 +20,14 @@ def bundled() -> dict[str, Path]:
     return {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}"))}
 
 
-def resolve(name_or_path: str | Path) -> Path:
-    """The file of that path or, if there is none, the bundled trace of that name."""
+def resolve_trace(name_or_path: str | Path) -> Path:
+    """Return the file at that path or, if there is none, the bundled trace of that name."""
     path = Path(name_or_path)
     if path.exists():
         return path
-    known = bundled()
-    if str(name_or_path) in known:
-        return known[str(name_or_path)]
+    traces = bundled_traces()
+    if str(name_or_path) in traces:
+        return traces[str(name_or_path)]
     if any(sign in str(name_or_path) for sign in "/."):  # no bundled name has any
         raise CrispError(f"{name_or_path}: no such file")
-    raise nearest(str(name_or_path), known, "trace")
+    raise unknown_name(str(name_or_path), traces, "trace")

@@ -1,4 +1,4 @@
-"""How the pairs of one layer follow each other: Markov chains fitted to two statistics."""
+"""Markov chains over the expert pairs of a layer, fitted to two statistics of real routing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLOSE = 1e-9  # share at which fitting stops
 
 
 @dataclass(frozen=True)
-class Chain:
+class PairChain:
     """The routing of one MoE layer as a Markov chain over its pairs of experts."""
 
     pairs: npt.NDArray[np.int16]  # [pairs, 2]: i < j
@@ -32,14 +32,14 @@ class Chain:
     miss: float  # greatest error of the shares of tokens with 0, 1 and 2 experts in common
 
 
-def read_chains(pairs: Path, persistence: Path) -> dict[int, Chain]:
-    """The chain of each MoE layer, from two CSV files.
+def read_chains(pairs: Path, persistence: Path) -> dict[int, PairChain]:
+    """Read the statistics of each MoE layer from two CSV files and fit its chain.
 
     ``pairs``: columns layer, i, j, count, i_first: how often the pair (i, j), i < j, was routed to,
     and how often i was the first choice. ``persistence``: column layer, then the shares of tokens
     that have 0, 1 and 2 experts in common with the token before.
     """
-    table = _read(pairs)
+    table = _read_columns(pairs)
     if tuple(table) != _COLUMNS:
         raise CrispError(f"{pairs}: columns {', '.join(table)}; expected {', '.join(_COLUMNS)}")
     for name, column in table.items():
@@ -53,26 +53,28 @@ def read_chains(pairs: Path, persistence: Path) -> dict[int, Chain]:
     ):
         if bad.any():
             raise CrispError(f"{pairs}: line {int(bad.argmax()) + 2}: {what}")
-    targets = _targets(persistence)
+    targets = _read_targets(persistence)
     if set(targets) != set(layer.tolist()):
         odd = min(set(targets) ^ set(layer.tolist()))
         raise CrispError(f"{pairs} and {persistence}: layer {odd} is in one of them only")
     chains = {}
     for number, target in sorted(targets.items()):
-        own = (layer == number) & (count > 0)
-        both = np.stack([i[own], j[own]], axis=1).astype(np.int16)
-        if not len(both) or len(np.unique(both, axis=0)) < len(both):
-            what = "a pair occurs twice" if len(both) else "has no counts"
+        used = (layer == number) & (count > 0)
+        experts = np.stack([i[used], j[used]], axis=1).astype(np.int16)  # [pairs, 2]
+        if not len(experts) or len(np.unique(experts, axis=0)) < len(experts):
+            what = "a pair occurs twice" if len(experts) else "has no counts"
             raise CrispError(f"{pairs}: layer {number}: {what}")
         try:
-            chains[number] = fit(both, count[own], i_first[own], target)
+            chains[number] = fit_chain(experts, count[used], i_first[used], target)
         except CrispError as error:
             raise CrispError(f"{persistence}: layer {number}: {error}") from None
     return chains
 
 
-def fit(pairs: npt.NDArray[np.int16], count: Ints, i_first: Ints, target: Floats) -> Chain:
-    """The chain nearest to independent draws that keeps the pairs' shares and the overlaps'.
+def fit_chain(
+    pairs: npt.NDArray[np.int16], count: Ints, i_first: Ints, target: Floats
+) -> PairChain:
+    """Fit the chain nearest to independent draws that keeps the pairs' and the overlaps' shares.
 
     Of all symmetric flows F[p, q] with row sums share[p] and mass target[c] on the (p, q) that have
     c experts in common, it is the one of least divergence from share[p] * share[q], found by
@@ -93,35 +95,37 @@ def fit(pairs: npt.NDArray[np.int16], count: Ints, i_first: Ints, target: Floats
         for mask, wanted in zip(masks, target, strict=True):
             mass = flow[mask].sum()
             flow[mask] *= wanted / mass if mass > 0 else 0
-        _to_share(flow, share)
-        last, miss = miss, _miss(flow, masks, target)
+        _scale_to_sums(flow, share)
+        last, miss = miss, _overlap_error(flow, masks, target)
         if miss < _CLOSE or abs(last - miss) < _CLOSE * miss:
             break
     off = np.inf
     for _ in range(_ROUNDS):
-        off = _to_share(flow, share)
+        off = _scale_to_sums(flow, share)
         if off < _CLOSE:
             break
     if not off < _CLOSE:
         raise CrispError("no order of these pairs has such shares of experts in common")
-    return Chain(pairs, share, i_first / count, flow, _miss(flow, masks, target))
+    return PairChain(pairs, share, i_first / count, flow, _overlap_error(flow, masks, target))
 
 
-def _to_share(flow: Floats, share: Floats) -> float:
-    """Scale rows and columns alike towards the sums ``share``; returns how far they were."""
+def _scale_to_sums(flow: Floats, share: Floats) -> float:
+    """Scale rows and columns alike towards the sums ``share``; return how far off they were."""
     sums = flow.sum(axis=1)
     scale = np.sqrt(share / np.maximum(sums, np.finfo(np.float64).tiny))
     flow *= scale[:, None] * scale
     return float(np.abs(sums - share).max())
 
 
-def _miss(flow: Floats, masks: list[npt.NDArray[np.bool_]], target: Floats) -> float:
+def _overlap_error(flow: Floats, masks: list[npt.NDArray[np.bool_]], target: Floats) -> float:
+    """Return the greatest error of the shares of flow with 0, 1 and 2 experts in common."""
     sums = np.array([flow[mask].sum() for mask in masks])
     return float(np.abs(sums - target).max())
 
 
-def _targets(path: Path) -> dict[int, Floats]:
-    table = _read(path)
+def _read_targets(path: Path) -> dict[int, Floats]:
+    """Return the shares [3] of tokens with 0, 1 and 2 experts in common, by layer."""
+    table = _read_columns(path)
     layer, *shares = table.values()
     if len(shares) != 3 or next(iter(table)) != "layer" or layer.dtype.kind != "i":
         raise CrispError(
@@ -141,8 +145,8 @@ def _targets(path: Path) -> dict[int, Floats]:
     return dict(zip(layer.tolist(), rounded, strict=True))
 
 
-def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The columns of a small CSV file, by name."""
+def _read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of a small CSV file, by name."""
     if not path.is_file():
         raise CrispError(f"{path}: no such file")
     try:

@@ -1,4 +1,4 @@
-"""What one asks first about a routing trace: its shape, how skewed it is, how it persists."""
+"""The facts of a routing trace: its shape, how skewed it is, how it persists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from crisp.trace.file import RoutingTrace
+from crisp.trace import RoutingTrace
 
 TOP, BOTTOM = 25, 29  # percent of the combinations, as in the paper's Figure 3
 
@@ -22,36 +22,36 @@ _TIERS = (0, 1, 2)  # HOT, WARM, COLD
 
 
 class Counts(Protocol):
-    """How often experts and combinations occur: a `crisp.profile.Profile`."""
+    """The counts of experts and combinations: a `crisp.profile.Profile`."""
 
     @property
     def expert_counts(self) -> Ints:
-        """[layers, experts]."""
+        """Tokens routed to each expert: [layers, experts]."""
 
     @property
     def pair_counts(self) -> Ints:
-        """[layers, experts, experts]: combinations (i, j), at i < j only."""
+        """Tokens of each combination: [layers, experts, experts], (i, j) at i < j only."""
 
 
 class Tiering(Protocol):
-    """Where the tiers end, and what they mean: a `crisp.policy.widths.base.Tiered`."""
+    """The limits of the tiers and the width of WARM: a `crisp.policy.widths.base.Tiered`."""
 
     @property
     def alpha(self) -> Fraction:
-        """Share of the activations that comes before the first WARM combination."""
+        """The share of the activations that comes before the first WARM combination."""
 
     @property
     def beta(self) -> Fraction:
-        """The same, before the first COLD one."""
+        """The share of the activations that comes before the first COLD combination."""
 
     @property
     def warm(self) -> Fraction:
-        """Width of the second expert of a WARM combination."""
+        """The width of the second expert of a WARM combination."""
 
 
 @dataclass(frozen=True)
-class Layer:
-    """The facts of one MoE layer. Shares are of its activations, 0 to 1; None: cannot be said."""
+class LayerFacts:
+    """The facts of one MoE layer; shares are of its activations, 0 to 1, None where undefined."""
 
     layer: int
     top: float | None  # share of the most frequent TOP percent of all combinations
@@ -84,20 +84,23 @@ class Description:
     combinations: int  # possible pairs of experts
     max_entropy_bits: float
     tiers: dict[str, float]  # alpha, beta, warm
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerFacts, ...]
 
     def mean(self, fact: str) -> float | None:
-        """The mean over layers of one of their numbers; None where a layer has none."""
+        """Return the mean over layers of one of their numbers; None where a layer has none."""
         values = [getattr(layer, fact) for layer in self.layers]
         return None if None in values else float(np.mean(values))
 
     def curve(self) -> Floats:
-        """[experts]: share of activations the most frequent 1, 2, .. experts take, layers' mean."""
+        """Return the share of activations the most frequent 1, 2, .. experts take: [experts].
+
+        It is the mean over layers.
+        """
         mean: Floats = np.cumsum([layer.experts for layer in self.layers], axis=1).mean(axis=0)
         return mean
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, safe for JSON."""
+        """Return everything, safe for JSON."""
         facts = ("top", "bottom", "entropy_bits", "overlap", "chance", "saving")
         return {
             **dataclasses.asdict(self),
@@ -109,7 +112,7 @@ class Description:
 def describe(
     trace: RoutingTrace, counts: Counts, tiers: npt.NDArray[np.uint8], tiering: Tiering
 ) -> Description:
-    """The facts of ``trace``, given its own counts, and the tiers by ``tiering`` from these.
+    """Return the facts of ``trace``, from its counts and the tiers that these give.
 
     ``tiers`` is [layers, experts, experts]: 0 HOT, 1 WARM, 2 COLD (`crisp.profile.tiers`).
     """
@@ -138,25 +141,28 @@ def describe(
 
 
 def percent_of(percent: int, n: int) -> int:
-    """``percent`` of n things in whole things, to the nearest (29 % of 28 are 8)."""
+    """Return ``percent`` of n in whole things, to the nearest (29 % of 28 are 8)."""
     return (percent * n + 50) // 100
 
 
 def sorted_shares(counts: Ints) -> Floats:
-    """Shares, falling, of the counts in the last axis (at least one of them is not 0)."""
+    """Return the shares of counts in the last axis, falling; at least one count is not 0."""
     shares: Floats = -np.sort(-counts, axis=-1) / counts.sum(axis=-1, keepdims=True)
     return shares
 
 
 def pair_shares(counts: Counts, layer: int) -> Floats | None:
-    """Shares, falling, of all possible combinations of a layer; None where it has none (top-1)."""
+    """Return the shares of all possible combinations of a layer, falling: [pairs].
+
+    None where it has none (top-1).
+    """
     pairs = counts.pair_counts[layer][np.triu_indices(counts.pair_counts.shape[1], 1)]
     return sorted_shares(pairs) if pairs.any() else None
 
 
 def _layers(
     trace: RoutingTrace, counts: Counts, tiers: npt.NDArray[np.uint8], warm: Fraction
-) -> tuple[Layer, ...]:
+) -> tuple[LayerFacts, ...]:
     pairs = np.triu_indices(trace.header.n_experts, 1)
     n = len(pairs[0])
     overlap, chance = _overlap(trace)
@@ -169,8 +175,8 @@ def _layers(
             ("top", "bottom", "tier_combinations", "tier_activations", "saving")
         )
         if shares is not None:
-            own, tier = counts.pair_counts[layer][pairs], tiers[layer][pairs]
-            taken = [int(own[tier == t].sum()) for t in _TIERS]
+            tokens, tier = counts.pair_counts[layer][pairs], tiers[layer][pairs]  # [pairs]
+            taken = [int(tokens[tier == t].sum()) for t in _TIERS]
             # Eq. 4 for any k: every activation reads an expert, but the second of a combination
             # reads ``warm`` of it (WARM) or nothing (COLD).
             spared = taken[1] * (1 - warm) + taken[2]
@@ -182,7 +188,7 @@ def _layers(
                 "saving": float(spared / int(counts.expert_counts[layer].sum())),
             }
         layers.append(
-            Layer(
+            LayerFacts(
                 layer=layer,
                 entropy_bits=float(0 - (used * np.log2(used)).sum()),
                 overlap=None if np.isnan(overlap[layer]) else float(overlap[layer]),
@@ -195,7 +201,7 @@ def _layers(
 
 
 def _overlap(trace: RoutingTrace) -> tuple[Floats, Floats]:
-    """Share of a decode token's experts that the decode token before it had too, and by chance.
+    """Return the share of a decode token's experts that the one before had too, and by chance.
 
     Returns two arrays [layers], NaN where no decode token follows another. Were a token's experts
     independent of the last one's, and p[e] the share of these tokens that are routed to e, then e

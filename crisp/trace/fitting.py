@@ -1,4 +1,4 @@
-"""Whether a trace and a model's geometry belong together."""
+"""The fit of a model's geometry to a trace."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from crisp.model.spec import ModelSpec
 from crisp.trace import RoutingTrace
 
 
-def fit(spec: ModelSpec, trace: RoutingTrace, top_k: int | None = None) -> ModelSpec:
-    """The geometry to simulate: ``spec``, cut to the trace's layers.
+def fit_to_trace(spec: ModelSpec, trace: RoutingTrace, top_k: int | None = None) -> ModelSpec:
+    """Return the geometry to simulate: ``spec``, cut to the trace's layers.
 
     top_k: given where the trace was recorded with another k than the model's. Raises CrispError if
     the numbers of experts, k, or the MoE layers differ.
@@ -34,12 +34,12 @@ def fit(spec: ModelSpec, trace: RoutingTrace, top_k: int | None = None) -> Model
     spec = spec.first_layers(trace.layers)
     if trace.moe_layers != spec.moe_layers:
         raise CrispError(
-            f"model {spec.name}: MoE layers {_show(spec.moe_layers)}, but the trace has "
-            f"{_show(trace.moe_layers)}"
+            f"model {spec.name}: MoE layers {_format_layers(spec.moe_layers)}, but the trace has "
+            f"{_format_layers(trace.moe_layers)}"
         )
     return spec
 
 
-def _show(layers: tuple[int, ...]) -> str:
+def _format_layers(layers: tuple[int, ...]) -> str:
     few = ", ".join(map(str, layers[:4]))
     return few if len(layers) <= 4 else f"{few}, ... ({len(layers)} of them)"

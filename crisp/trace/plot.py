@@ -16,7 +16,7 @@ _SHADES = ("#fbe3cd", "#fdf4e3", "#eef2f6")
 _BARS, _CURVE = "#3b6ea5", "#b5452c"
 
 
-def draw(path: Path, name: str, described: Description, counts: Counts) -> None:
+def draw_combinations(path: Path, name: str, described: Description, counts: Counts) -> None:
     """Draw the combinations' shares of activations, most frequent first, and their running sum.
 
     Every MoE layer is sorted on its own; lines and bars are means over layers, bands reach from the
@@ -65,8 +65,8 @@ def draw(path: Path, name: str, described: Description, counts: Counts) -> None:
     curve.set(ylim=(0, 100))
     curve.set_ylabel("running sum (%)", color=_CURVE)
     model, origin = described.header["model"] or "an unnamed model", described.header["origin"]
-    made = "drawn from statistics of" if origin == "synthetic" else f"{origin} from"
-    title = f"{name}: {described.rows:,} tokens, {made} {model}"
+    source = "drawn from statistics of" if origin == "synthetic" else f"{origin} from"
+    title = f"{name}: {described.rows:,} tokens, {source} {model}"
     bars.set_title(f"{title}\nmean and range over its MoE layers", pad=18, fontsize=10)
     with atomic(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:].lower(), dpi=160)

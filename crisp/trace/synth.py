@@ -1,8 +1,9 @@
 """Synthetic top-2 traces drawn from per-layer statistics of a real model's routing.
 
-Each layer keeps two facts at once: how often each pair of experts is routed to, and how many
+Each layer keeps two statistics at once: how often each pair of experts is routed to, and how many
 experts a token has in common with the one before. Layers are drawn independently of each other, so
-whatever ties them in the real model is lost; so are topics, which make real sequences differ.
+any dependence between layers of the real model is lost, and so are topics, by which real sequences
+differ.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.errors import CrispError
-from crisp.trace.chains import Chain, Floats
-from crisp.trace.file import Header, RoutingTrace
+from crisp.trace import Header, RoutingTrace
+from crisp.trace.chains import Floats, PairChain
 
 _DRAW = 256  # steps, or rows, drawn together
 _LIMIT = 1 << 27  # entries of all chains: 1 GiB
 
 
 def synthesize(
-    chains: dict[int, Chain],
+    chains: dict[int, PairChain],
     tokens: int,
     seed: int,
     *,
@@ -75,23 +76,23 @@ def synthesize(
 
 
 def _walk(
-    chains: list[Chain],
+    chains: list[PairChain],
     random: np.random.Generator,
     steps: int,
     walkers: int,
     progress: Callable[[float], None],
 ) -> npt.NDArray[np.int32]:
-    """States [steps, layers, walkers] of independent walks; numbered through over the layers.
+    """Return the states of independent walks [steps, layers, walkers], numbered over all layers.
 
     All layers and walkers take a step in one search: the running sums of each state's transitions,
     plus the state's number, end to end, are one rising line in which state + draw is looked up.
     """
     sizes = np.array([len(chain.pairs) for chain in chains])
-    base = np.repeat(np.cumsum(sizes) - sizes, sizes)  # [states]: first state of the own layer
+    base = np.repeat(np.cumsum(sizes) - sizes, sizes)  # [states]: first state of the state's layer
     width = np.repeat(sizes, sizes)
     begin = np.cumsum(width) - width  # [states]: where the line of a state begins
-    first = _line([chain.share[None] for chain in chains])
-    line = _line([chain.flow for chain in chains])
+    first = _rising_line([chain.share[None] for chain in chains])
+    line = _rising_line([chain.flow for chain in chains])
     states = np.empty((steps, len(chains), walkers), np.int32)
     state = np.empty(0, np.int64)
     for start in range(0, steps, _DRAW):
@@ -100,16 +101,16 @@ def _walk(
             if step == 0:
                 state = np.searchsorted(first, np.arange(len(chains))[:, None] + draw)
             else:
-                found = np.searchsorted(line, state + draw)
+                place = np.searchsorted(line, state + draw)
                 # A sum may round down to the state's number itself, the end of the line before.
-                state = base[state] + np.maximum(found - begin[state], 0)
+                state = base[state] + np.maximum(place - begin[state], 0)
             states[step] = state
         progress(min(1.0, (start + _DRAW) / steps))
     return states
 
 
-def _line(rows: list[Floats]) -> Floats:
-    """Running sums of each row, as shares of its total, plus the row's number; end to end."""
+def _rising_line(rows: list[Floats]) -> Floats:
+    """Return each row's running sums as shares of its total, plus the row's number, end to end."""
     parts, number = [], 0
     for matrix in rows:
         sums = matrix.cumsum(axis=1)

@@ -9,12 +9,12 @@ import typer
 from typer.testing import CliRunner
 
 from crisp import capture as capturing
-from crisp.adapter import Recorder
+from crisp.adapter import RoutingRecorder
 from crisp.capture import Recipe, capture, stops
-from crisp.checkpoint.loading import Loaded, load
+from crisp.checkpoint.loading import LoadedModel, load_model
 from crisp.cli.commands.model.capture import capture as command
 from crisp.errors import CrispError
-from crisp.trace import RoutingTrace, check
+from crisp.trace import RoutingTrace
 
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 pytest.importorskip("transformers", reason="needs the extra hf")
@@ -24,8 +24,8 @@ TINY = TRACES / "tiny-mixtral"
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Loaded:
-    return load(str(TINY))
+def tiny() -> LoadedModel:
+    return load_model(str(TINY))
 
 
 @pytest.fixture
@@ -43,10 +43,12 @@ def texts(tmp_path: Path) -> list[Path]:
 # -- from text to trace ----------------------------------------------------------------------------
 
 
-def test_a_row_is_the_pass_that_has_the_token_as_input(tiny: Loaded, texts: list[Path]) -> None:
+def test_a_row_is_the_pass_that_has_the_token_as_input(
+    tiny: LoadedModel, texts: list[Path]
+) -> None:
     recipe = Recipe(10, 7, sequences=3, batch=2, temperature=0, token_ids=True)
     trace = capture(tiny, texts, recipe)
-    check.validate(trace, "trace")
+    trace.validate("trace")
     assert trace.experts.shape == (3 * (10 + 6), 6, 2)  # the seventh token sampled is never fed
     assert trace.sequence.tolist() == [s for s in range(3) for _ in range(16)]
     assert trace.position.tolist() == list(range(16)) * 3
@@ -69,7 +71,9 @@ def test_a_row_is_the_pass_that_has_the_token_as_input(tiny: Loaded, texts: list
     assert (logits[:, 9:15].argmax(-1) == tokens[:, 10:]).float().mean() > 0.9  # greedy
 
 
-def test_the_batch_changes_nothing_and_the_seed_everything(tiny: Loaded, texts: list[Path]) -> None:
+def test_the_batch_changes_nothing_and_the_seed_everything(
+    tiny: LoadedModel, texts: list[Path]
+) -> None:
     def run(**more: Any) -> RoutingTrace:
         return capture(tiny, texts, Recipe(8, 6, sequences=4, token_ids=True, **more))
 
@@ -82,7 +86,7 @@ def test_the_batch_changes_nothing_and_the_seed_everything(tiny: Loaded, texts: 
     assert not np.array_equal(one.token.reshape(4, -1)[:, :8], other.token.reshape(4, -1)[:, :8])
 
 
-def test_every_sequence_draws_for_itself(tiny: Loaded, tmp_path: Path) -> None:
+def test_every_sequence_draws_for_itself(tiny: LoadedModel, tmp_path: Path) -> None:
     same = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for path in same:
         path.write_text("import os and sys, then return self to the king", encoding="utf-8")
@@ -93,7 +97,7 @@ def test_every_sequence_draws_for_itself(tiny: Loaded, tmp_path: Path) -> None:
     assert not np.array_equal(one[10:], two[10:])
 
 
-def test_a_sequence_stops_at_the_end_of_text(tiny: Loaded, texts: list[Path]) -> None:
+def test_a_sequence_stops_at_the_end_of_text(tiny: LoadedModel, texts: list[Path]) -> None:
     recipe = Recipe(8, 8, sequences=4, batch=4, token_ids=True)
     free = capture(tiny, texts, recipe)
     assert free.token is not None
@@ -108,7 +112,7 @@ def test_a_sequence_stops_at_the_end_of_text(tiny: Loaded, texts: list[Path]) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(capturing, "stops", lambda _: {end})
         stopped = capture(tiny, texts, recipe)
-    check.validate(stopped, "trace")
+    stopped.validate("trace")
     assert stopped.token is not None
     assert stopped.token.tolist() == [token for row in expected for token in row]
     _, starts, ends = stopped.sequences()
@@ -117,13 +121,13 @@ def test_a_sequence_stops_at_the_end_of_text(tiny: Loaded, texts: list[Path]) ->
     assert np.array_equal(stopped.experts, free.experts[kept])
 
 
-def test_an_end_of_text_of_another_vocabulary_ends_nothing(tiny: Loaded) -> None:
+def test_an_end_of_text_of_another_vocabulary_ends_nothing(tiny: LoadedModel) -> None:
     assert tiny.model.generation_config.eos_token_id == 2  # Mixtral's; here it is a quotation mark
     assert tiny.tokenizer.decode([2]) == '"'
     assert stops(tiny) == {0}
 
 
-def test_prompts_are_distinct_windows_shared_evenly(tiny: Loaded, texts: list[Path]) -> None:
+def test_prompts_are_distinct_windows_shared_evenly(tiny: LoadedModel, texts: list[Path]) -> None:
     prompts, dataset = capturing._prompts(tiny.tokenizer, texts, Recipe(16, 4, sequences=5))
     assert [len(prompt) for prompt in prompts] == [16] * 5
     places = []
@@ -141,7 +145,7 @@ def test_prompts_are_distinct_windows_shared_evenly(tiny: Loaded, texts: list[Pa
 
 
 def test_the_header_says_how_it_came_about_and_no_path(
-    tiny: Loaded, texts: list[Path], tmp_path: Path
+    tiny: LoadedModel, texts: list[Path], tmp_path: Path
 ) -> None:
     trace = capture(tiny, texts[:1], Recipe(8, 3, sequences=2, temperature=0.5, seed=7))
     assert trace.token is None
@@ -195,7 +199,7 @@ def test_sampling_follows_the_distribution() -> None:
     ],
 )
 def test_a_recipe_that_cannot_be_followed(
-    tiny: Loaded, texts: list[Path], recipe: dict[str, Any], message: str
+    tiny: LoadedModel, texts: list[Path], recipe: dict[str, Any], message: str
 ) -> None:
     texts[0].write_text("too short", encoding="utf-8")
     if recipe.get("sequences") == 99:
@@ -205,7 +209,7 @@ def test_a_recipe_that_cannot_be_followed(
     assert message in str(error.value)
 
 
-def test_texts_that_cannot_be_read(tiny: Loaded, tmp_path: Path) -> None:
+def test_texts_that_cannot_be_read(tiny: LoadedModel, tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     for name, message in (("none.txt", "cannot be read"), ("latin.txt", "is not UTF-8")):
         with pytest.raises(CrispError, match=f"{name}: {message}"):
@@ -239,16 +243,16 @@ def test_an_interrupted_capture_leaves_what_there_was(
     out = tmp_path / "folder" / "t.trace.safetensors"
     out.parent.mkdir()
     out.write_text("as before")
-    take = Recorder.take
+    take = RoutingRecorder.take
     passes = []
 
-    def interrupted(recorder: Recorder) -> Any:
+    def interrupted(recorder: RoutingRecorder) -> Any:
         passes.append(1)
         if len(passes) == 3:
             raise KeyboardInterrupt
         return take(recorder)
 
-    monkeypatch.setattr(Recorder, "take", interrupted)
+    monkeypatch.setattr(RoutingRecorder, "take", interrupted)
     sizes = ("--prompt-tokens", "8", "--new-tokens", "6", "--sequences", "2")
     result = invoke(str(TINY), "--text", str(texts[0]), "--out", str(out), *sizes)
     assert result.exit_code != 0

@@ -73,7 +73,7 @@ def idle_overlapped(evidence: Evidence) -> Answer:
 
 
 def skew(claim: str, fact: str) -> Answers:
-    """Figure 3; fact: of `crisp.trace.describe.Layer`."""
+    """Figure 3; fact: of `crisp.trace.describe.LayerFacts`."""
 
     def answer(evidence: Evidence) -> Answer:
         found = evidence.described.mean(fact)

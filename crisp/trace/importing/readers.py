@@ -1,4 +1,4 @@
-"""Long tables of routing, read batch by batch: parquet, CSV and JSON lines behind one face."""
+"""Readers of long routing tables, batch by batch: parquet, CSV and JSON lines behind one class."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BLOCK_BYTES = 1 << 21  # of text; Arrow reads a few dozen blocks ahead
 
 
 @dataclass(frozen=True)
-class Table:
+class LongTable:
     """A table with one row per (sequence, token, layer).
 
     Its experts are columns e0.. with weights w0.. (both without gaps), or lists in the columns
@@ -70,6 +70,7 @@ class Table:
         return self._ranks("w")
 
     def _ranks(self, letter: str) -> list[str]:
+        """Return the columns e0.. or w0.., by rank; CrispError where one is missing."""
         ranks = sorted(int(n[1:]) for n in self.names if re.fullmatch(rf"{letter}\d{{1,4}}", n))
         if ranks != list(range(len(ranks))):
             raise CrispError(
@@ -78,14 +79,14 @@ class Table:
         return [f"{letter}{rank}" for rank in ranks]
 
     def batches(self, columns: list[str]) -> Batches:
-        """The table's rows, these columns only; an unreadable file is a CrispError."""
+        """Yield the table's rows, these columns only; an unreadable file is a CrispError."""
         try:
             yield from self.read(columns)
         except (pa.ArrowException, OSError) as error:
             raise CrispError(f"{self.path}: {str(error).splitlines()[0]}") from error
 
     def integers(self, batch: Any, name: str, limit: int, *, optional: bool = False) -> Ints:
-        """A column of whole numbers [n], 0 to ``limit``; -1 where ``optional`` ones are empty."""
+        """Return whole numbers [n], 0 to ``limit``; -1 where ``optional`` cells are empty."""
         column = batch.column(name)
         if not pa.types.is_integer(column.type):
             raise CrispError(f"{self.path}: column {name} is {column.type}; expected integers")
@@ -94,40 +95,45 @@ class Table:
                 raise CrispError(f"{self.path}: column {name} has an empty cell")
             column = column.cast(pa.int64()).fill_null(-1)
         values: Ints = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
-        self._bound(values, name, limit, -1 if optional else 0)
+        self._check_range(values, name, limit, -1 if optional else 0)
         return values
 
-    def _bound(self, values: Ints, name: str, limit: int, lowest: int) -> None:
+    def _check_range(self, values: Ints, name: str, limit: int, lowest: int) -> None:
         if len(values) and not lowest <= values.min() <= values.max() <= limit:
             bad = values[(values < lowest) | (values > limit)][0]
             raise CrispError(f"{self.path}: {name} {bad} found; expected 0 to {limit}")
 
     def expert_matrix(self, batch: Any, k: int, limit: int) -> Ints:
-        """Experts [n, k], 0 to ``limit``; -1 where absent."""
+        """Return experts [n, k], 0 to ``limit``; -1 where absent."""
         if self.lists:
-            ids = _padded(self.path, batch.column("experts"), k, -1, pa.int64())
-            self._bound(ids, "expert", limit, -1)
+            ids = _pad_lists(self.path, batch.column("experts"), k, -1, pa.int64())
+            self._check_range(ids, "expert", limit, -1)
             return ids
         ranks = [self.integers(batch, name, limit, optional=True) for name in self.experts]
         return np.stack(ranks, axis=1)
 
     def weight_matrix(self, batch: Any, k: int) -> npt.NDArray[np.float64]:
-        """Weights [n, k], NaN where there is none."""
+        """Return weights [n, k], NaN where there is none."""
         if self.lists:
-            return _padded(self.path, batch.column("weights"), k, np.nan, pa.float64())
+            return _pad_lists(self.path, batch.column("weights"), k, np.nan, pa.float64())
         columns = [batch.column(n).cast(pa.float64()).fill_null(np.nan) for n in self.weights]
         return np.stack([column.to_numpy(zero_copy_only=False) for column in columns], axis=1)
 
     def longest(self, batch: Any) -> int:
-        """The most experts a row of this batch has."""
+        """Return the most experts a row of this batch has."""
         if not self.lists:
             return len(self.experts)
         return int(pc.max(pc.list_value_length(batch.column("experts"))).as_py() or 0)
 
 
-def open_table(path: Path) -> Table:
-    """The table at ``path``, by its ending: .parquet, .csv, .jsonl or .ndjson."""
-    readers = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl, ".ndjson": _jsonl}
+def open_table(path: Path) -> LongTable:
+    """Open the table at ``path``, by its ending: .parquet, .csv, .jsonl or .ndjson."""
+    readers = {
+        ".parquet": _open_parquet,
+        ".csv": _open_csv,
+        ".jsonl": _open_jsonl,
+        ".ndjson": _open_jsonl,
+    }
     if not path.is_file():
         raise CrispError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     if path.suffix.lower() not in readers:
@@ -138,7 +144,7 @@ def open_table(path: Path) -> Table:
         raise CrispError(f"{path}: {str(error).splitlines()[0]}") from error
 
 
-def _parquet(path: Path) -> Table:
+def _open_parquet(path: Path) -> LongTable:
     def read(columns: list[str]) -> Batches:
         # Page by page: else the columns of a row group, which may hold the whole table, or of all
         # of them are read ahead.
@@ -148,12 +154,12 @@ def _parquet(path: Path) -> Table:
                 done += batch.num_rows
                 yield batch, done / file.metadata.num_rows
 
-    return Table(path, tuple(pa.parquet.read_schema(path).names), read)
+    return LongTable(path, tuple(pa.parquet.read_schema(path).names), read)
 
 
-def _csv(path: Path) -> Table:
+def _open_csv(path: Path) -> LongTable:
     def read(columns: list[str]) -> Batches:
-        types = {name: _type(name) for name in columns}
+        types = {name: _arrow_type(name) for name in columns}
         with pa.OSFile(str(path)) as file:
             reader = pa.csv.open_csv(
                 file,
@@ -167,10 +173,10 @@ def _csv(path: Path) -> Table:
 
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         names = [name.strip('"') for name in file.readline().rstrip().split(",")]
-    return Table(path, tuple(names), read)
+    return LongTable(path, tuple(names), read)
 
 
-def _jsonl(path: Path) -> Table:
+def _open_jsonl(path: Path) -> LongTable:
     with path.open("rb") as file:
         try:
             first = json.loads(file.readline() or b"null")
@@ -180,7 +186,7 @@ def _jsonl(path: Path) -> Table:
         raise CrispError(f"{path}: the first line is not a JSON object")
 
     def read(columns: list[str]) -> Batches:
-        schema = pa.schema([(name, _type(name)) for name in columns])
+        schema = pa.schema([(name, _arrow_type(name)) for name in columns])
         options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -190,16 +196,17 @@ def _jsonl(path: Path) -> Table:
                 for batch in table.combine_chunks().to_batches():
                     yield batch, file.tell() / size
 
-    return Table(path, tuple(first), read)
+    return LongTable(path, tuple(first), read)
 
 
-def _type(name: str) -> Any:
+def _arrow_type(name: str) -> Any:
+    """Return the type of a column by its name."""
     number = pa.float64() if name.startswith("w") else pa.int64()
     return pa.list_(number) if name in ("experts", "weights") else number
 
 
-def _padded(path: Path, column: Any, k: int, absent: float, kind: Any) -> npt.NDArray[Any]:
-    """Lists of up to k numbers as a matrix [n, k]."""
+def _pad_lists(path: Path, column: Any, k: int, absent: float, kind: Any) -> npt.NDArray[Any]:
+    """Return lists of up to k numbers as a matrix [n, k]."""
     if column.null_count:
         raise CrispError(f"{path}: a row has no list of experts or weights")
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)

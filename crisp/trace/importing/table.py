@@ -16,19 +16,18 @@ import numpy.typing as npt
 from crisp.errors import CrispError
 from crisp.files import atomic
 from crisp.model.spec import ModelSpec
-from crisp.trace import check, store
-from crisp.trace.file import Header, RoutingTrace
-from crisp.trace.importing.readers import KEYS, Table, open_table
+from crisp.trace import Header, RoutingTrace, tensor_file
+from crisp.trace.importing.readers import KEYS, LongTable, open_table
 from crisp.trace.importing.survey import (
     Ints,
-    Plan,
     Progress,
+    RowPlan,
     Survey,
-    keys,
-    place,
-    plan,
-    runs,
+    describe_token,
+    plan_rows,
+    run_starts,
     survey,
+    token_keys,
 )
 
 _UNKNOWN = 255  # a phase not yet seen
@@ -37,7 +36,7 @@ _STEP = 1 << 12  # rows filled together
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import did: the sizes of the trace, and what its user should know."""
+    """The result of an import: the sizes of the trace, and notes for its user."""
 
     table_rows: int
     rows: int
@@ -65,7 +64,7 @@ def import_table(
 
     The model is a ``spec``, or ``n_experts`` and ``n_layers``. Experts are sorted by falling weight
     where the table has weights, else taken to be; ``unordered`` leaves them and says so in the
-    header. For ``drop_incomplete`` see `crisp.trace.importing.survey.plan`.
+    header. For ``drop_incomplete`` see `crisp.trace.importing.survey.plan_rows`.
 
     Raises CrispError for tables that are unreadable, incomplete, or do not fit the model.
     """
@@ -75,13 +74,13 @@ def import_table(
         raise CrispError("import: expected a model, or at least 1 expert and 1 layer")
     with atomic(out) as temporary:  # first of all: it refuses a folder that is not there
         table = open_table(path)
-        found = survey(table, n_layers, lambda share: progress(share / 2))
+        tokens = survey(table, n_layers, lambda share: progress(share / 2))
         if spec is not None:
-            _fits(table, found, spec)
-        planned = plan(table, found, drop_incomplete)
+            _check_layers(table, tokens, spec)
+        plan = plan_rows(table, tokens, drop_incomplete)
         header = Header(
             n_experts=n_experts,
-            top_k=found.k,
+            top_k=tokens.k,
             ordered=not unordered,
             origin="imported",
             model=None if spec is None else spec.name,
@@ -91,7 +90,7 @@ def import_table(
             tokenizer=tokenizer,
             note=f"imported from {path.name}",
         )
-        rows, shape = planned.sequence.shape, (len(planned.sequence), n_layers, found.k)
+        rows, shape = plan.sequence.shape, (len(plan.sequence), n_layers, tokens.k)
         layout: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
             "experts": (np.int16, shape),
             "sequence": (np.int32, rows),
@@ -100,60 +99,60 @@ def import_table(
         }
         if table.weights:
             layout["weights"] = (np.float16, shape)
-        mapped = store.create(temporary, header.to_metadata(), layout)
+        mapped = tensor_file.create(temporary, header.to_metadata(), layout)
         trace = RoutingTrace(header=header, **mapped.arrays)
-        trace.sequence[:], trace.position[:] = planned.sequence, planned.position
+        trace.sequence[:], trace.position[:] = plan.sequence, plan.position
         resorted = _fill(
-            table, found, planned, trace, mapped, lambda share: progress(0.5 + share / 2)
+            table, tokens, plan, trace, mapped, lambda share: progress(0.5 + share / 2)
         )
-        check.validate(trace, str(path), mapped.release)
+        trace.validate(str(path), mapped.release)
     return Imported(
-        table_rows=found.rows,
+        table_rows=tokens.rows,
         rows=trace.rows,
         layers=n_layers,
-        k=found.k,
+        k=tokens.k,
         sequences=len(trace.sequences()[0]),
-        dropped=planned.dropped,
-        notes=tuple(_notes(table, found, planned, spec, resorted)),
+        dropped=plan.dropped,
+        notes=tuple(_notes(table, tokens, plan, spec, resorted)),
     )
 
 
-def _fits(table: Table, found: Survey, spec: ModelSpec) -> None:
-    """The table has rows of the model's MoE layers, and of no others."""
+def _check_layers(table: LongTable, tokens: Survey, spec: ModelSpec) -> None:
+    """Raise CrispError unless the table has rows of the model's MoE layers, and of no others."""
     moe = set(spec.moe_layers)
-    layers = {int(layer) for layer in np.flatnonzero(found.layers)}
+    layers = {int(layer) for layer in np.flatnonzero(tokens.layers)}
     for odd, what in ((layers - moe, "is not MoE"), (moe - layers, "is MoE, but has no rows")):
         if odd:
             raise CrispError(f"{table.path}: layer {min(odd)} of {spec.name} {what}")
 
 
 def _fill(
-    table: Table,
-    found: Survey,
-    planned: Plan,
+    table: LongTable,
+    tokens: Survey,
+    plan: RowPlan,
     trace: RoutingTrace,
-    mapped: store.Mapped,
+    mapped: tensor_file.MappedTensors,
     progress: Progress,
 ) -> int:
-    """The second pass: put experts, weights and phases in place.
+    """Make the second pass: put experts, weights and phases in place.
 
     Returns how many table rows had to be sorted by weight.
     """
-    n_layers, n_experts, k = trace.layers, trace.header.n_experts, found.k
+    n_layers, n_experts, k = trace.layers, trace.header.n_experts, tokens.k
     filled = np.zeros(trace.rows * n_layers, np.bool_)
     phase = np.full(trace.rows, _UNKNOWN, np.uint8)
     phased = ["phase"] if "phase" in table.names else []
     experts_out = trace.experts.reshape(-1, k)
     weights_out = None if trace.weights is None else trace.weights.reshape(-1, k)
-    dense = ~found.layers
+    dense = ~tokens.layers
     for start in range(0, trace.rows if dense.any() else 0, _STEP):
         trace.experts[start : start + _STEP, dense] = -1
         mapped.release()
     resorted = 0
     for batch, share in table.batches([*KEYS, *table.experts, *table.weights, *phased]):
-        key = keys(table, batch)
-        starts = runs(key)
-        rows = planned.row[np.searchsorted(found.keys, key[starts])]
+        key = token_keys(table, batch)
+        starts = run_starts(key)
+        rows = plan.row[np.searchsorted(tokens.keys, key[starts])]
         row = np.repeat(rows, np.diff(starts, append=len(key)))
         kept = row >= 0
         slot = (row * n_layers + table.integers(batch, "layer", n_layers - 1))[kept]
@@ -174,15 +173,15 @@ def _fill(
         mapped.release()
         progress(share)
     # The number of rows of each token is right, so one that lacks a layer has another one twice.
-    lacking = ~filled.reshape(-1, n_layers)[:, found.layers].all(axis=1)
+    lacking = ~filled.reshape(-1, n_layers)[:, tokens.layers].all(axis=1)
     if lacking.any():
-        token = int(np.flatnonzero(planned.row == lacking.argmax())[0])
-        raise CrispError(f"{table.path}: {place(found, token)} has a layer twice")
+        token = int(np.flatnonzero(plan.row == lacking.argmax())[0])
+        raise CrispError(f"{table.path}: {describe_token(tokens, token)} has a layer twice")
     trace.phase[:] = phase if phased else 1
     return resorted
 
 
-def _note_phases(table: Table, phase: npt.NDArray[np.uint8], row: Ints, new: Ints) -> None:
+def _note_phases(table: LongTable, phase: npt.NDArray[np.uint8], row: Ints, new: Ints) -> None:
     """Note the phases of some rows; all layers of a token must agree."""
     before = phase[row]
     phase[row] = new
@@ -208,18 +207,19 @@ def _sort(experts: Ints, weights: npt.NDArray[np.float64] | None, ordered: bool)
 
 
 def _notes(
-    table: Table, found: Survey, planned: Plan, spec: ModelSpec | None, resorted: int
+    table: LongTable, tokens: Survey, plan: RowPlan, spec: ModelSpec | None, resorted: int
 ) -> list[str]:
+    """Return what the user should know of an import, a line each."""
     notes = []
-    if spec is not None and found.k != spec.top_k:
-        notes.append(f"{spec.name} routes to {spec.top_k} experts, the table has {found.k}")
-    absent = [str(layer) for layer in np.flatnonzero(~found.layers)]
+    if spec is not None and tokens.k != spec.top_k:
+        notes.append(f"{spec.name} routes to {spec.top_k} experts, the table has {tokens.k}")
+    absent = [str(layer) for layer in np.flatnonzero(~tokens.layers)]
     if spec is None and absent:
         notes.append(f"no rows of layer {', '.join(absent)}: taken as not MoE")
-    if planned.dropped:
-        notes.append(f"{planned.dropped} tokens lack a layer: left out")
-    if planned.splits:
-        notes.append(f"tokens are missing inside sequences: {planned.splits} new sequences begun")
+    if plan.dropped:
+        notes.append(f"{plan.dropped} tokens lack a layer: left out")
+    if plan.splits:
+        notes.append(f"tokens are missing inside sequences: {plan.splits} new sequences begun")
     if resorted:
         notes.append(f"{resorted:,} table row{'s' * (resorted != 1)} sorted by weight")
     if "phase" not in table.names:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from crisp.hardware.energy import Energy, Reading, States, measured, modelled
+from crisp.hardware.energy import Energy, Reading, StateDurations, measured_energy, modelled_energy
 from crisp.hardware.profile import HardwareProfile, Power
 
 PROFILE = HardwareProfile(
@@ -26,18 +26,21 @@ def missing(reading: Reading, reason: str) -> Reading:
 
 def test_power_times_time() -> None:
     """1 s idle, 2 s link, 3 s compute, 4 s both: 10 + 40 + 90 + 180 J; 10 s idle are 100 J."""
-    states = States(*(seconds * 10**9 for seconds in (1, 2, 3, 4)))
-    made = modelled(PROFILE, states)
+    states = StateDurations(*(seconds * 10**9 for seconds in (1, 2, 3, 4)))
+    made = modelled_energy(PROFILE, states)
     assert isinstance(made, Energy)
     assert (made.gross_j, made.net_j) == (320.0, 220.0)
     assert (made.samples, made.window_ns, made.uncertainty_j) == (None, None, None)
     assert made.method.startswith("modelled: ")
-    assert modelled(replace(PROFILE, power=None, no_power="nobody knows"), states) == "nobody knows"
+    assert (
+        modelled_energy(replace(PROFILE, power=None, no_power="nobody knows"), states)
+        == "nobody knows"
+    )
 
 
 def test_what_the_idle_machine_draws_is_taken_off() -> None:
     """20 J in 2 s are 10 W: 40 J of the 4 s of the run."""
-    made = measured(RUN, IDLE)
+    made = measured_energy(RUN, IDLE)
     assert made == Energy(
         gross_j=120.0,
         net_j=80.0,
@@ -50,21 +53,21 @@ def test_what_the_idle_machine_draws_is_taken_off() -> None:
 
 
 def test_a_run_that_draws_less_than_the_machine_before_it_is_not_rounded_up() -> None:
-    made = measured(replace(RUN, joules=39.0), IDLE)
+    made = measured_energy(replace(RUN, joules=39.0), IDLE)
     assert isinstance(made, Energy)
     assert made.net_j == -1.0
 
 
 @pytest.mark.parametrize("idle", [None, missing(IDLE, "x"), replace(IDLE, window_ns=0)])
 def test_without_an_idle_reading_there_is_no_net(idle: Reading | None) -> None:
-    made = measured(RUN, idle)
+    made = measured_energy(RUN, idle)
     assert isinstance(made, Energy)
     assert (made.gross_j, made.net_j) == (120.0, None)
     assert "idle" not in made.method
 
 
 def test_what_cannot_be_read_has_a_reason_and_no_joules() -> None:
-    assert measured(missing(RUN, "permission denied"), IDLE) == "permission denied"
+    assert measured_energy(missing(RUN, "permission denied"), IDLE) == "permission denied"
     for joules, reason in ((None, None), (1.0, "but")):
         with pytest.raises(ValueError, match="either"):
             replace(RUN, joules=joules, reason=reason)

@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crisp.errors import CrispError
-from crisp.hardware.measured import Curve, Geometry, Grid, MeasuredCost, Tables, check_store
+from crisp.hardware.measured import (
+    BlockGeometry,
+    MeasuredCost,
+    MeasuredTables,
+    TimeCurve,
+    TimeGrid,
+    check_store,
+)
 from crisp.hardware.profile import HardwareProfile, cost_model
 from crisp.hardware.tables import to_toml
 from crisp.model.spec import ModelSpec
@@ -88,13 +95,13 @@ def test_a_load_lies_on_the_lines_between_measured_sizes(tmp_path: Path) -> None
 
 
 def test_latency_is_not_negative_and_of_one_size_unknown() -> None:
-    steep = Curve((10, 20), (Fraction(10), Fraction(40)))
+    steep = TimeCurve((10, 20), (Fraction(10), Fraction(40)))
     assert (steep(0), steep(5), steep(10)) == (0, 5, 10)
-    assert Curve((10,), (Fraction(30),))(5) == 15
+    assert TimeCurve((10,), (Fraction(30),))(5) == 15
 
 
 def test_a_falling_table_never_falls_further() -> None:
-    falling = Curve((1, 2), (Fraction(9), Fraction(3)))
+    falling = TimeCurve((1, 2), (Fraction(9), Fraction(3)))
     assert [falling(x) for x in (1, 2, 3, 100)] == [9, 3, 3, 3]
 
 
@@ -132,10 +139,15 @@ def test_times_are_within_half_a_nanosecond_of_the_lines(
     by_size = dict(points)
     at = tuple(sorted(by_size))
     ns = tuple(Fraction(by_size[size]) for size in at)
-    grid = Grid((1,), (1,), ((Fraction(1),),))
-    one = Curve((1,), (Fraction(0),))
-    tables = Tables(
-        Geometry.of(SPEC), Curve(at, ns), grid, one, slow_load=Fraction(1), slow_compute=Fraction(1)
+    grid = TimeGrid((1,), (1,), ((Fraction(1),),))
+    one = TimeCurve((1,), (Fraction(0),))
+    tables = MeasuredTables(
+        BlockGeometry.of(SPEC),
+        TimeCurve(at, ns),
+        grid,
+        one,
+        slow_load=Fraction(1),
+        slow_compute=Fraction(1),
     )
     time = MeasuredCost(SPEC, tables).load(x)
     if x in by_size:

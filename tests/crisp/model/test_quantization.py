@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crisp.errors import CrispError
-from crisp.model.quantization import BITS, STORED, check_groups, dequantise, quantise
+from crisp.model.quantization import BITS, STORED_BITS, check_groups, dequantize, quantize
 from crisp.model.spec import ModelSpec
 
 RANGE = {"int8": (-127, 127), "int4": (-8, 7)}
@@ -34,7 +34,7 @@ def test_no_weight_is_more_than_half_a_step_from_what_is_read(
     steps are coarse, which makes a group's scale larger and no more than that."""
     weights = normal(1, seed).astype(np.float64) ** power
     weights = (weights * 2.0**magnitude / np.abs(weights).max()).astype(np.float32)
-    q, scales = quantise(weights, dtype)
+    q, scales = quantize(weights, dtype)
     assert (q.dtype, q.shape) == (np.int8, weights.shape)
     assert (scales.dtype, scales.shape) == (np.float16, (5, 3))
     low, high = RANGE[dtype]
@@ -43,7 +43,7 @@ def test_no_weight_is_more_than_half_a_step_from_what_is_read(
     off = np.abs(groups(q) * scales.astype(np.float64)[..., None] - groups(weights))
     assert (off <= step / 2 * (1 + 2**-20)).all()
     # what is computed with is that product exactly: 11 bits times 8
-    assert (groups(dequantise(q, scales)) == groups(q) * scales.astype(np.float64)[..., None]).all()
+    assert (groups(dequantize(q, scales)) == groups(q) * scales.astype(np.float64)[..., None]).all()
 
 
 @pytest.mark.parametrize(("dtype", "reach"), [("int8", 127), ("int4", 8.5)])
@@ -51,7 +51,7 @@ def test_a_scale_is_no_larger_than_it_has_to_be(dtype: str, reach: float) -> Non
     """The next smaller float16 would leave the farthest weight out of reach, or int4's other end
     (7.5 steps)."""
     weights = groups(normal()).astype(np.float64)
-    _, scales = quantise(normal(), dtype)
+    _, scales = quantize(normal(), dtype)
     less = np.nextafter(np.abs(scales), np.float16(0)).astype(np.float64)
     above, below = weights.max(-1), -weights.min(-1)
     far, near = np.maximum(above, below), np.minimum(above, below)
@@ -66,10 +66,10 @@ def test_by_hand() -> None:
     """A group whose farthest weight is 8.5: of int4 a step of 1 up to -8, with the sign turned."""
     group = np.zeros((1, 64), np.float32)
     group[0, :6] = [8.5, 6.4, -7.5, -0.6, 0.5, 1.5]
-    q, scales = quantise(group, "int4")
+    q, scales = quantize(group, "int4")
     assert scales.tolist() == [[-1.0]]
     assert q[0, :7].tolist() == [-8, -6, 7, 1, 0, -2, 0]  # halves to the even one; 7.5 to the end
-    q, scales = quantise(group * np.float32(127 / 8.5), "int8")
+    q, scales = quantize(group * np.float32(127 / 8.5), "int8")
     assert scales.tolist() == [[1.0]]
     assert q[0, :3].tolist() == [127, 96, -112]
 
@@ -79,10 +79,10 @@ def test_by_hand() -> None:
 def test_a_group_of_zeros_is_zeros_to_the_bit(dtype: str, zero: float) -> None:
     weights = normal()
     weights[2, 64:128] = zero
-    q, scales = quantise(weights, dtype)
+    q, scales = quantize(weights, dtype)
     assert not q[2, 64:128].any()
     assert scales.view(np.uint16)[2, 1] == 0
-    assert np.isfinite(dequantise(q, scales)).all()
+    assert np.isfinite(dequantize(q, scales)).all()
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("int8", 127), ("int4", 8.5)])
@@ -90,7 +90,7 @@ def test_what_float16_cannot_scale_has_an_infinite_scale(dtype: str, most: float
     """The largest float16 is 65504."""
     weights = normal()
     weights[0, 0], weights[1, 0] = 65504 * most, 65505 * most
-    _, scales = quantise(weights, dtype)
+    _, scales = quantize(weights, dtype)
     assert np.isfinite(scales).sum() == 14
     assert not np.isfinite(scales[1, 0])
 
@@ -98,9 +98,9 @@ def test_what_float16_cannot_scale_has_an_infinite_scale(dtype: str, most: float
 @pytest.mark.parametrize("dtype", BITS)
 def test_the_smallest_weights_are_half_of_the_smallest_float16_off(dtype: str) -> None:
     weights = normal(1e-9)
-    q, scales = quantise(weights, dtype)
+    q, scales = quantize(weights, dtype)
     assert (np.abs(scales) == np.float16(2**-24)).all()
-    assert np.abs(dequantise(q, scales) - weights).max() <= 2**-25
+    assert np.abs(dequantize(q, scales) - weights).max() <= 2**-25
 
 
 def test_neurons_are_whole_groups(spec: Callable[[int], ModelSpec]) -> None:
@@ -120,4 +120,7 @@ def spec() -> Callable[[int], ModelSpec]:
 
 
 def test_bits_of_a_weight_include_its_share_of_a_scale() -> None:
-    assert {dtype: float(bits) for dtype, bits in STORED.items()} == {"int8": 8.25, "int4": 4.25}
+    assert {dtype: float(bits) for dtype, bits in STORED_BITS.items()} == {
+        "int8": 8.25,
+        "int4": 4.25,
+    }

@@ -251,7 +251,7 @@ def test_first_layers() -> None:
     assert (spec.n_layers, spec.moe_layers, spec.n_routed) == (3, (1, 2), 128)
     assert spec.dense_params == BUILTIN["deepseek-v2-lite"].dense_params[:3]
     for n in (0, 28):
-        with pytest.raises(CrispError, match=f"has 27 layers, {n} were asked"):
+        with pytest.raises(CrispError, match=f"has 27 layers, {n} were requested"):
             BUILTIN["deepseek-v2-lite"].first_layers(n)
     with pytest.raises(CrispError, match="at least one"):
         BUILTIN["deepseek-v2-lite"].first_layers(1)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crisp.profile import Following, Profile
+from crisp.profile import Profile, Transitions
 from crisp.trace import Header, RoutingTrace
 from tests.oracles import offline
 from tests.oracles.caches import usual_next
@@ -25,8 +25,8 @@ def trace_of(experts: np.ndarray, n_experts: int, ordered: bool) -> RoutingTrace
     )
 
 
-def following(trace: RoutingTrace) -> Following:
-    return Following.from_trace(trace, Profile.from_trace(trace).expert_counts)
+def following(trace: RoutingTrace) -> Transitions:
+    return Transitions.from_trace(trace, Profile.from_trace(trace).expert_counts)
 
 
 def test_by_hand() -> None:

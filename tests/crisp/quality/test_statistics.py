@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from crisp.quality import Scores, perplexity, ratio, retention
-from crisp.statistics import Estimate, resampled
+from crisp.quality import Scores, perplexity, perplexity_ratio, retention
+from crisp.statistics import Estimate, resample
 
 
 def scores(nll: list[list[float]], top: list[list[int]] | None = None) -> Scores:
@@ -50,19 +50,19 @@ def test_the_interval_is_that_of_a_plain_bootstrap() -> None:
 
 def test_resamples_are_of_whole_windows() -> None:
     # Each of three windows counts for one digit: every resample has three of them.
-    sums = resampled(np.array([[1.0, 1.0], [1.0, 10.0], [1.0, 100.0]]), seed=0)
+    sums = resample(np.array([[1.0, 1.0], [1.0, 10.0], [1.0, 100.0]]), seed=0)
     assert sums.shape == (1000, 2)
     assert set(sums[:, 0]) == {3.0}
     assert {sum(map(int, str(int(total)))) for total in sums[:, 1]} == {3}
     assert len(set(sums[:, 1])) == 10  # 3 of 3 with repetition: all that there are
-    assert (resampled(np.eye(3), 0) == resampled(np.eye(3), 0)).all()
-    assert (resampled(np.eye(3), 0) != resampled(np.eye(3), 1)).any()
+    assert (resample(np.eye(3), 0) == resample(np.eye(3), 0)).all()
+    assert (resample(np.eye(3), 0) != resample(np.eye(3), 1)).any()
 
 
 def test_a_ratio_is_paired_window_by_window() -> None:
     reference = scores([[0.5, 1.0], [4.0, 4.0], [9.0, 2.0]])
     worse = scores([[0.75, 1.25], [4.25, 4.25], [9.25, 2.25]])
-    found = ratio(worse, reference)
+    found = perplexity_ratio(worse, reference)
     # Perplexities differ from window to window by orders of magnitude; their ratio never does.
     assert found.value == pytest.approx(math.exp(0.25))
     assert found.interval == pytest.approx((found.value, found.value))

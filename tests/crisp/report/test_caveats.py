@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from crisp.report.caveats import Kind, caveats
+from crisp.report.caveats import RunKind, caveats
 from crisp.report.conditions import conditions
-from crisp.report.page import page
+from crisp.report.page import render_page
 from crisp.report.table import from_runs
 from tests.crisp.run.runs import whole
 
@@ -16,8 +16,8 @@ def kind(
     layers: str | None = "32",
     traced: str | None = "mixtral-8x7b",
     width: str | None = "full",
-) -> Kind:
-    return Kind(model, layers, traced, width)
+) -> RunKind:
+    return RunKind(model, layers, traced, width)
 
 
 def test_a_whole_model_with_whole_experts_needs_no_word() -> None:
@@ -49,7 +49,7 @@ def test_they_stand_below_the_title_of_a_page() -> None:
     model = whole().settings["model"] | {"name": "mixtral-8x7b"}
     policy = whole().settings["policy"] | {"width": "single"}
     table = from_runs([whole({"model": model, "policy": policy})])
-    text = page(table, conditions(table), [], [])
+    text = render_page(table, conditions(table), [], [])
     head = text.partition("</header>")[0]
     layers = "6 of 32 layers of mixtral-8x7b: tokens/s are of these layers"
     assert f'<p class="note">{layers}.</p>' in head

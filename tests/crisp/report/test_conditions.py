@@ -6,7 +6,7 @@ import itertools
 import random
 from typing import Any
 
-from crisp.report.conditions import conditions, policy_labels, values_of
+from crisp.report.conditions import conditions, count_values, policy_labels
 from crisp.report.table import from_runs
 from crisp.run.result import Run
 from tests.crisp.run.runs import whole
@@ -57,10 +57,10 @@ def test_a_policy_without_a_profile_does_not_differ_by_it() -> None:
 
 def test_no_limit_differs_from_one() -> None:
     found = conditions(from_runs([run(limit=None), run(limit=7)]))
-    assert values_of(found.differing[0]) == [("7", 1), ("none", 1)]
+    assert count_values(found.differing[0]) == [("7", 1), ("none", 1)]
     other = {"name": "box", "kind": "discrete", "limit": 1}
     found = conditions(from_runs([run(), run(hardware=other), run(hardware=None)]))
-    values = {one.name: values_of(one) for one in found.differing}
+    values = {one.name: count_values(one) for one in found.differing}
     assert values["hardware.limit"] == [("1", 1), ("none", 1)]  # the third has no such machine
 
 

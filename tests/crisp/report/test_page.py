@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from crisp.report.conditions import conditions
-from crisp.report.page import page
+from crisp.report.page import render_page
 from crisp.report.table import from_runs
 from crisp.run.result import Run
 from tests.crisp.run.runs import whole
@@ -56,7 +56,7 @@ class Read(HTMLParser):
 
 def made(runs: Sequence[Run], names: Sequence[str] = ("runs.json",)) -> str:
     table = from_runs(runs)
-    return page(table, conditions(table), [], list(names))
+    return render_page(table, conditions(table), [], list(names))
 
 
 def data_of(runs: Sequence[Run]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from crisp.hardware.profile import Power
-from crisp.report.perfetto import COMPUTE_TRACK, LINK_TRACK, perfetto, side_by_side, stamp
+from crisp.report.perfetto import COMPUTE_TRACK, LINK_TRACK, format_time, perfetto, side_by_side
 from crisp.run.timeline import COMPUTE, END, KIND, LAYER, LOAD, PREFETCH, START, Rows
 
 POWER = Power(idle=1.0, link=20.0, compute=300.0, both=4000.5)
@@ -110,7 +110,7 @@ def test_power_does_not_depend_on_how_the_rows_come(seed: int) -> None:
 def test_times_survive_perfettos_arithmetic() -> None:
     draw = random.Random(0)
     for ns in [0, 1, 999, 1000, *(draw.randrange(10**13) for _ in range(10_000))]:
-        assert int(float(stamp(ns)) * 1000.0) == ns
+        assert int(float(format_time(ns)) * 1000.0) == ns
 
 
 def test_a_failure_leaves_no_file(tmp_path: Path) -> None:

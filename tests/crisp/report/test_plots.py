@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from crisp.errors import CrispError
-from crisp.report.plots import Line, check_format, few_events, gantt, throughput
+from crisp.report.plots import Line, check_format, draw_gantt, draw_throughput, select_first_events
 from crisp.run.timeline import COMPUTE, EVENT, LAYER, LOAD, PREFETCH, Rows
 
 MS = 1_000_000
@@ -31,7 +31,7 @@ def share_of(colour: str, image: bytes) -> float:
 def test_bars_are_as_long_as_their_intervals() -> None:
     rows = np.array([row(LAYER, 0, 0, 1), row(LOAD, 0, 1, 81), row(COMPUTE, 0, 81, 101)])
     out = BytesIO()
-    gantt(out, {"one": rows}, 4, "title", "note")
+    draw_gantt(out, {"one": rows}, 4, "title", "note")
     load, compute = share_of("#0072B2", out.getvalue()), share_of("#E69F00", out.getvalue())
     # 80 ms against 20 ms, and the same small patch of each in the legend
     assert 3.0 < load / compute < 4.2
@@ -43,8 +43,8 @@ def test_timelines_share_an_axis() -> None:
         return np.array([row(LAYER, 0, 0, 1), row(COMPUTE, 0, 1, end)])
 
     alone, beside = BytesIO(), BytesIO()
-    gantt(alone, {"short": bars(11)}, 4, "", "")
-    gantt(beside, {"short": bars(11), "long": bars(101)}, 4, "", "")
+    draw_gantt(alone, {"short": bars(11)}, 4, "", "")
+    draw_gantt(beside, {"short": bars(11), "long": bars(101)}, 4, "", "")
     # alone 10 of 11 ms is orange; beside the long one, 10 and 100 of 2 x 101
     assert share_of("#E69F00", alone.getvalue()) > 1.2 * share_of("#E69F00", beside.getvalue())
 
@@ -53,15 +53,15 @@ def test_few_events_are_whole_and_few() -> None:
     rows = np.array(
         [row(kind, event, 10 * event, 10 * event + 9) for event in range(30) for kind in (0, 2, 1)]
     )
-    shown = few_events(rows)
+    shown = select_first_events(rows)
     assert np.unique(shown[:, EVENT], return_counts=True)[1].tolist() == [3] * 8
     crowded = np.array([row(LOAD, 0, at, at + 1) for at in range(300)])
-    assert len(few_events(crowded)) == 300, "one event at least"
+    assert len(select_first_events(crowded)) == 300, "one event at least"
 
 
 def test_a_prefetch_beside_the_events_is_shown() -> None:
     rows = np.array([row(LAYER, 0, 0, 9), row(PREFETCH, -1, 2, 8), row(COMPUTE, 0, 9, 12)])
-    assert len(few_events(rows)) == 3
+    assert len(select_first_events(rows)) == 3
 
 
 def drawn(rows: list[list[int]]) -> list[str]:
@@ -72,7 +72,7 @@ def drawn(rows: list[list[int]]) -> list[str]:
         patch.setattr(Figure, "savefig", lambda self, *rest, **more: texts.extend(
             text.get_text() for text in self.findobj(Text)
         ))  # fmt: skip
-        gantt(out, {"one": np.array(rows)}, 4, "title", "note.")
+        draw_gantt(out, {"one": np.array(rows)}, 4, "title", "note.")
     return texts
 
 
@@ -97,7 +97,7 @@ def test_throughput_draws_a_line_for_each_policy(tmp_path: Path) -> None:
         Line("up", [0.1, 0.5], [20, 200], "--"),
         Line("bound", [0.1, 0.5], [300, 300], ":"),
     ]
-    throughput(tmp_path / "t.png", {"one": lines, "two": lines}, "title", "note")
+    draw_throughput(tmp_path / "t.png", {"one": lines, "two": lines}, "title", "note")
     image = (tmp_path / "t.png").read_bytes()
     assert share_of("#555555", image) > 0.001
     assert share_of("#0072B2", image) > 0.001
@@ -107,7 +107,7 @@ def test_throughput_draws_a_line_for_each_policy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["p.png", "p.SVG", "p.pdf"])
 def test_what_can_be_drawn(name: str, tmp_path: Path) -> None:
     check_format(tmp_path / name)
-    gantt(tmp_path / name, {"one": np.array([row(LAYER, 0, 0, 1)])}, 4, "", "")
+    draw_gantt(tmp_path / name, {"one": np.array([row(LAYER, 0, 0, 1)])}, 4, "", "")
     assert (tmp_path / name).stat().st_size > 1000
 
 

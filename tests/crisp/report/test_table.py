@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from crisp.errors import CrispError
-from crisp.report.table import Table, from_parquet, from_runs, joined
+from crisp.report.table import RunTable, from_parquet, from_runs, join_tables
 from crisp.run.result import Run
 from crisp.sim.sweep.results import row_of, save
 from tests.crisp.run.runs import whole
@@ -35,7 +35,7 @@ def test_a_budget_stands_where_it_was_asked() -> None:
     runs = [at("10%", 0.083), at(".1", 0.083), at("4GB", 0.25), at("4GB"), at("4GB", 7)]
     table = from_runs(runs)
     assert table.shares() == [0.1, 0.1, 0.25, None, None]
-    assert table.held() == [0.083, 0.083, 0.25, None, None]
+    assert table.floored_shares() == [0.083, 0.083, 0.25, None, None]
 
 
 def test_where_joules_come_from_is_told_without_the_watts_at_rest() -> None:
@@ -74,7 +74,7 @@ def test_a_sweep_of_the_same_runs_is_the_same_table(tmp_path: Path) -> None:
     assert found.settings == expected.settings
     for name, values in expected.metrics.items():
         assert found.metric(name) == values, name
-    assert found.why("ttft_ms") == [None, "no prompt was run to its end"]
+    assert found.reasons_for("ttft_ms") == [None, "no prompt was run to its end"]
 
 
 def test_a_column_that_a_sweep_adds_is_kept(tmp_path: Path) -> None:
@@ -123,12 +123,14 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_that_is_given_twice_is_there_once() -> None:
     one, other = whole(), whole({"batch": 2})
-    table = joined([from_runs([one, other]), from_runs([other]), from_runs([whole({"more": 1})])])
+    table = join_tables(
+        [from_runs([one, other]), from_runs([other]), from_runs([whole({"more": 1})])]
+    )
     assert table.setting("batch") == ["1", "2", "1"]
     assert table.setting("more") == [None, None, "1"]
-    again = joined([from_runs([whole(hit_rate=0.1)]), from_runs([whole(hit_rate=0.2)])])
+    again = join_tables([from_runs([whole(hit_rate=0.1)]), from_runs([whole(hit_rate=0.2)])])
     assert again.metric("hit_rate") == [0.1, 0.2]
-    assert isinstance(again, Table)
+    assert isinstance(again, RunTable)
 
 
 def test_what_a_sweep_refused_is_left_out(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from crisp.report.timelines import Timeline, bars, read_timeline, steps_shown
 from crisp.run.case import Case
 from crisp.run.result import Run
 from crisp.run.sinks import parquet
-from crisp.sim.hardware import profile as hardware
+from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from tests.crisp.cli.toy import CONFIG, toy_trace
 
@@ -32,7 +32,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     spec = ModelSpec.from_config(CONFIG, "toy")
     case = Case(trace, spec, named("mo"), Budget.parse("80%"), Profile.from_trace(trace))
     with parquet(path) as sink:
-        return simulate(case, hardware("rtx4090-pcie4"), sinks=[sink]), path
+        return simulate(case, hardware_profile("rtx4090-pcie4"), sinks=[sink]), path
 
 
 def test_the_steps_are_the_median_and_a_slow_one(ran: tuple[Run, Path]) -> None:

@@ -10,7 +10,6 @@ from crisp.profile import Profile
 from crisp.reproduce.measured import routing
 from crisp.reproduce.routing import GENERATED, drawn, figure3_shares, prompted
 from crisp.trace import RoutingTrace
-from crisp.trace.check import validate
 from crisp.trace.describe import pair_shares
 
 
@@ -20,7 +19,7 @@ def trace() -> RoutingTrace:
 
 
 def test_a_drawn_trace_has_the_statistics(trace: RoutingTrace) -> None:
-    validate(trace, "drawn")
+    trace.validate("drawn")
     known, counts = routing(), Profile.from_trace(trace)
     shares = [pair_shares(counts, layer) for layer in range(32)]
     np.testing.assert_allclose(np.mean(shares, axis=0), known["pair_shares"], atol=0.004)
@@ -61,7 +60,7 @@ def test_layers_have_their_own_frequent_pairs(trace: RoutingTrace) -> None:
 
 def test_a_prompt_and_what_follows(trace: RoutingTrace) -> None:
     found = prompted(trace, 100)
-    validate(found, "prompted")
+    found.validate("prompted")
     assert found.rows == 100 + GENERATED
     assert found.phase.sum() == GENERATED
     np.testing.assert_array_equal(found.experts, trace.experts[: found.rows])

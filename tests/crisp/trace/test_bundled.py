@@ -26,30 +26,30 @@ def package(tmp_path: Path, monkeypatch) -> Path:
 def test_a_checkout_has_them_in_traces(package: Path) -> None:
     folder = package.parent / "traces"
     expected = {"a.x": folder / "a.x.trace.safetensors", "b": folder / "b.trace.safetensors"}
-    assert bundled.bundled() == expected
-    assert bundled.resolve("b") == expected["b"]
+    assert bundled.bundled_traces() == expected
+    assert bundled.resolve_trace("b") == expected["b"]
 
 
 def test_a_wheel_has_them_inside_the_package(package: Path) -> None:
     (package / "bundled_traces").mkdir()
     (package / "bundled_traces" / "c.trace.safetensors").touch()
-    assert list(bundled.bundled()) == ["c"]
+    assert list(bundled.bundled_traces()) == ["c"]
 
 
 def test_a_file_comes_before_a_bundled_trace(package: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("b").touch()
-    assert bundled.resolve("b") == Path("b")
+    assert bundled.resolve_trace("b") == Path("b")
 
 
 def test_unknown_names(package: Path) -> None:
     with pytest.raises(CrispError, match=r"^unknown trace 'ax'; did you mean 'a\.x'"):
-        bundled.resolve("ax")
+        bundled.resolve_trace("ax")
     for path in ("x/b", "./b", "b.safetensors", "b.csv"):
         with pytest.raises(CrispError, match=f"^{re.escape(path)}: no such file$"):
-            bundled.resolve(path)
+            bundled.resolve_trace(path)
 
 
 def test_all_bundled_traces_are_whole() -> None:
-    for path in bundled.bundled().values():
+    for path in bundled.bundled_traces().values():
         RoutingTrace.load(path)

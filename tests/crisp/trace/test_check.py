@@ -47,14 +47,14 @@ def test_a_broken_row_is_named(
     getattr(trace, tensor)[index] = value
     monkeypatch.setattr(check, "_ENTRIES", entries)
     with pytest.raises(CrispError) as caught:
-        check.validate(trace, "t")
+        trace.validate("t")
     assert str(caught.value).startswith(f"t: {message}")
 
 
 def test_rising_weights_are_fine_where_no_order_is_claimed(make) -> None:
     trace = make(header={"ordered": False})
     trace.weights[6, 1] = [0.25, 0.5]
-    check.validate(trace, "t")
+    trace.validate("t")
 
 
 def test_what_is_allowed(make) -> None:
@@ -66,7 +66,7 @@ def test_what_is_allowed(make) -> None:
     trace.weights[4, 1] = [0.25, 0.25]
     trace.weights[5, 1] = [0.0, -0.0]
     trace.phase[:] = 0
-    check.validate(trace, "t")
+    trace.validate("t")
 
 
 def test_absent_weights_must_still_be_numbers(make) -> None:
@@ -74,7 +74,7 @@ def test_absent_weights_must_still_be_numbers(make) -> None:
     trace.experts[3, 1, 1] = -1
     trace.weights[3, 1, 1] = np.nan
     with pytest.raises(CrispError, match="weight nan"):
-        check.validate(trace, "t")
+        trace.validate("t")
 
 
 def test_every_pair_of_ranks_is_compared(make) -> None:
@@ -83,11 +83,11 @@ def test_every_pair_of_ranks_is_compared(make) -> None:
             trace = make(k=4)
             trace.experts[2, 2, first] = trace.experts[2, 2, second]
             with pytest.raises(CrispError, match="twice"):
-                check.validate(trace, "t")
+                trace.validate("t")
 
 
 def test_missing_optional_tensors_are_fine(make) -> None:
-    check.validate(dataclasses.replace(make(), weights=None), "t")
+    dataclasses.replace(make(), weights=None).validate("t")
 
 
 def test_a_header_that_is_no_unicode_text(make, tmp_path) -> None:

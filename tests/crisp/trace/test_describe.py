@@ -17,7 +17,7 @@ from crisp.policy.widths.base import Tiered
 from crisp.profile import Profile, tiers
 from crisp.trace import Header, RoutingTrace
 from crisp.trace.describe import Description, describe, percent_of
-from crisp.trace.plot import draw
+from crisp.trace.plot import draw_combinations
 
 
 def trace_of(experts: list | np.ndarray, n_experts: int, **changes) -> RoutingTrace:
@@ -137,7 +137,7 @@ def test_top_1_has_no_combinations(tmp_path: Path) -> None:
     assert layer.overlap == pytest.approx(0.5)
     assert facts.mean("top") is None
     with pytest.raises(CrispError, match="top-1 routing has no combinations"):
-        draw(tmp_path / "t.png", "t", facts, Profile.from_trace(trace))
+        draw_combinations(tmp_path / "t.png", "t", facts, Profile.from_trace(trace))
 
 
 def test_as_json(make) -> None:
@@ -156,7 +156,7 @@ def test_as_json(make) -> None:
 def test_pictures(make, tmp_path: Path, end: str, n_experts: int) -> None:
     trace = make(rows=60, n_experts=n_experts)
     path = tmp_path / f"t{end}"
-    draw(path, "t", facts_of(trace), Profile.from_trace(trace))
+    draw_combinations(path, "t", facts_of(trace), Profile.from_trace(trace))
     start = path.read_bytes()[:200]
     assert {".png": b"PNG", ".svg": b"<svg", ".pdf": b"%PDF"}[end] in start + path.read_bytes()
     assert list(tmp_path.iterdir()) == [path]

@@ -9,8 +9,7 @@ import pytest
 
 from crisp.errors import CrispError
 from crisp.trace import RoutingTrace
-from crisp.trace.chains import Chain, fit, read_chains
-from crisp.trace.check import validate
+from crisp.trace.chains import PairChain, fit_chain, read_chains
 from crisp.trace.synth import synthesize
 
 ALL = np.array([(i, j) for i in range(4) for j in range(i + 1, 4)], np.int16)  # pairs of 4 experts
@@ -18,10 +17,10 @@ PAIRS = "layer,i,j,count,i_first\n0,0,1,60,20\n0,0,2,30,30\n0,1,2,10,0\n"
 SHARES = "layer,zero,one,two\n0,0.0,0.4,0.6\n"
 
 
-def example(seed: int = 0) -> Chain:
+def example(seed: int = 0) -> PairChain:
     random = np.random.default_rng(seed)
     count = random.integers(5, 100, len(ALL))
-    return fit(ALL, count, random.integers(0, count), np.array([0.1, 0.5, 0.4]))
+    return fit_chain(ALL, count, random.integers(0, count), np.array([0.1, 0.5, 0.4]))
 
 
 def common(a: np.ndarray, b: np.ndarray) -> int:
@@ -31,7 +30,7 @@ def common(a: np.ndarray, b: np.ndarray) -> int:
 def test_a_chain_by_hand() -> None:
     # Three experts, all pairs equally frequent: any two different ones share one expert.
     pairs = np.array([(0, 1), (0, 2), (1, 2)], np.int16)
-    chain = fit(pairs, np.array([7, 7, 7]), np.array([7, 0, 0]), np.array([0, 0.4, 0.6]))
+    chain = fit_chain(pairs, np.array([7, 7, 7]), np.array([7, 0, 0]), np.array([0, 0.4, 0.6]))
     np.testing.assert_allclose(chain.flow, np.eye(3) * 0.2 + (1 - np.eye(3)) * 0.4 / 6)
     np.testing.assert_allclose(chain.share, 1 / 3)
     np.testing.assert_allclose(chain.first, [1, 0, 0])
@@ -57,21 +56,21 @@ def test_independent_draws_are_kept_where_the_overlaps_are_those_of_chance() -> 
     for p, a in enumerate(ALL):
         for q, b in enumerate(ALL):
             target[common(a, b)] += flow[p, q]
-    np.testing.assert_allclose(fit(ALL, count, count, target).flow, flow, atol=1e-9)
+    np.testing.assert_allclose(fit_chain(ALL, count, count, target).flow, flow, atol=1e-9)
 
 
 def test_what_cannot_be_is_said() -> None:
     # With three experts two tokens share at least one: a half that shares none cannot be.
     pairs = np.array([(0, 1), (0, 2), (1, 2)], np.int16)
-    chain = fit(pairs, np.array([6, 3, 1]), np.array([0, 0, 0]), np.array([0.5, 0.3, 0.2]))
+    chain = fit_chain(pairs, np.array([6, 3, 1]), np.array([0, 0, 0]), np.array([0.5, 0.3, 0.2]))
     assert chain.miss == pytest.approx(0.5)
     np.testing.assert_allclose(chain.flow.sum(axis=1), [0.6, 0.3, 0.1], atol=1e-8)
     # A pair of nine tokens in ten must often follow itself.
     with pytest.raises(CrispError, match="no order of these pairs"):
-        fit(pairs, np.array([90, 6, 4]), np.array([0, 0, 0]), np.array([0.0, 1.0, 0.0]))
+        fit_chain(pairs, np.array([90, 6, 4]), np.array([0, 0, 0]), np.array([0.0, 1.0, 0.0]))
 
 
-def check_statistics(trace: RoutingTrace, chains: dict[int, Chain], targets: dict) -> int:
+def check_statistics(trace: RoutingTrace, chains: dict[int, PairChain], targets: dict) -> int:
     """All shares within five standard errors; returns how many were checked.
 
     Sequences are drawn independently, each from the long run's shares. So the share in a sequence
@@ -107,7 +106,7 @@ def check_statistics(trace: RoutingTrace, chains: dict[int, Chain], targets: dic
 def test_the_statistics_come_back() -> None:
     chains = {0: example(0), 2: example(1)}
     trace = synthesize(chains, 20_000, 0, sequences=200)
-    validate(trace, "t")
+    trace.validate("t")
     assert trace.moe_layers == (0, 2)
     targets = {layer: [0.1, 0.5, 0.4] for layer in chains}
     assert check_statistics(trace, chains, targets) == 2 * (6 * 2 + 3)
@@ -147,7 +146,7 @@ def test_sequences_are_of_nearly_equal_length() -> None:
     _, starts, ends = trace.sequences()
     assert (ends - starts).tolist() == [4, 4, 3]
     assert (trace.phase == 1).all()
-    validate(trace, "t")
+    trace.validate("t")
 
 
 @pytest.mark.parametrize(

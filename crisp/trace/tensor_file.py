@@ -1,4 +1,4 @@
-"""The container of a trace: a safetensors file whose tensors are mapped, never read whole."""
+"""The container of a trace: a safetensors file whose tensors are memory-mapped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Mapped:
+class MappedTensors:
     """A safetensors file as arrays that are views of the mapped file."""
 
     metadata: dict[str, str]
@@ -33,14 +33,14 @@ class Mapped:
     memory: mmap.mmap
 
     def release(self) -> None:
-        """Let go of the pages touched so far: a walk over a large file stays small in memory.
+        """Drop the pages touched so far from this process, to bound the memory of a long walk.
 
         They remain in the system's file cache, changes included, and come back when touched.
         """
         self.memory.madvise(mmap.MADV_DONTNEED)
 
 
-def read(path: Path) -> Mapped:
+def read(path: Path) -> MappedTensors:
     """Map the file at ``path``; the arrays are read-only.
 
     Raises CrispError if there is no such file, it is not safetensors, is cut off, or holds types
@@ -55,7 +55,7 @@ def read(path: Path) -> Mapped:
         with path.open("rb") as file:
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (SafetensorError, OSError) as error:
-        raise CrispError(f"{path}: not a whole safetensors file ({_line(error)})") from error
+        raise CrispError(f"{path}: not a whole safetensors file ({_first_line(error)})") from error
     size = int.from_bytes(memory[:8], "little")
     entries = json.loads(memory[8 : 8 + size])
     entries.pop("__metadata__", None)
@@ -66,13 +66,13 @@ def read(path: Path) -> Mapped:
         start = 8 + size + entry["data_offsets"][0]
         dtype = np.dtype(_DTYPES[entry["dtype"]])
         arrays[name] = _view(memory, dtype, tuple(entry["shape"]), start)
-    return Mapped(metadata, arrays, memory)
+    return MappedTensors(metadata, arrays, memory)
 
 
-def create(path: Path, metadata: Mapping[str, str], layout: Layout) -> Mapped:
-    """Make a file of the given tensors, all zero, and map it for writing.
+def create(path: Path, metadata: Mapping[str, str], layout: Layout) -> MappedTensors:
+    """Create a file of the given tensors, all zero, and map it for writing.
 
-    The space is taken on the disk first, so a full disk is an OSError here and not a crash later.
+    The disk space is allocated first, so that a full disk is an OSError here and not a crash later.
     """
     # Widest types first: then every tensor starts on a multiple of its item size.
     tensors = {name: (np.dtype(dtype), shape) for name, (dtype, shape) in layout.items()}
@@ -93,13 +93,14 @@ def create(path: Path, metadata: Mapping[str, str], layout: Layout) -> Mapped:
         os.posix_fallocate(file.fileno(), 0, data + end)
         memory = mmap.mmap(file.fileno(), data + end)
     arrays = {name: _view(memory, *tensors[name], data + offsets[name]) for name in names}
-    return Mapped(dict(metadata), arrays, memory)
+    return MappedTensors(dict(metadata), arrays, memory)
 
 
 def _view(memory: mmap.mmap, dtype: np.dtype[Any], shape: tuple[int, ...], start: int) -> Array:
+    """Return the array of this shape that begins at byte ``start``."""
     count = int(np.prod(shape, dtype=np.int64))
     return np.frombuffer(memory, dtype, count, start).reshape(shape)
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__

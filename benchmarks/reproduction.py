@@ -1,4 +1,4 @@
-"""What `crisp reproduce` needs and cannot compute itself: crisp/reproduce/{routing,host}.json.
+"""Make what `crisp reproduce` cannot compute itself: crisp/reproduce/data/{routing,host}.json.
 
     python benchmarks/reproduction.py --data DIR
 
@@ -31,7 +31,7 @@ from crisp.trace.chains import read_chains
 from crisp.trace.describe import percent_of
 
 TIMES = 5  # the one that took least counts: other work only adds
-ROOT = Path(__file__).resolve().parents[1]
+DATA = Path(__file__).resolve().parents[1] / "crisp" / "reproduce" / "data"
 EXPERTS, TOP, BOTTOM, DIGITS = 8, 25, 29, 4
 PAIRS, PERSISTENCE = "mixtral-8x7b-pair-counts.csv", "mixtral-8x7b-persistence.csv"
 SOURCE = (
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder with traces/")
     data: Path = parser.parse_args().data
     for name, content in (("routing", statistics(data / "traces")), ("host", deciding())):
-        with atomic(ROOT / "crisp" / "reproduce" / f"{name}.json") as temporary:
+        with atomic(DATA / f"{name}.json") as temporary:
             temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

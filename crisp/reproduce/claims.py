@@ -1,4 +1,4 @@
-"""What the paper prints: every figure of it, as data (``claims.toml``)."""
+"""The claims: every figure that the paper prints, as data (``data/claims.toml``)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Claim:
     unit: str
     by: str  # what decides it, one of BASES
     values: Mapping[str, float]  # part -> as printed, in ``unit``
-    within: float = 0.1  # of the value: what is not farther off agrees
-    relation: str = EQUAL  # of what is found to what is printed
+    within: float = 0.1  # tolerance, as a share of the value
+    relation: str = EQUAL  # of the figure found to the printed one
     small: tuple[str, ...] = ()  # claims of docs/quality.md: do small models show the same
 
     def __post_init__(self) -> None:
@@ -35,8 +35,8 @@ class Claim:
         assert self.relation in RELATIONS, self.id
         assert self.values, self.id
 
-    def meets(self, found: float, printed: float) -> bool:
-        """Whether what is found bears out what is printed.
+    def meets(self, value: float, printed: float) -> bool:
+        """Return whether the figure found bears out the printed one.
 
         >>> claim = Claim("", "", "", "", "", PAPER, {"": 4.0}, within=0.25)
         >>> claim.meets(5, 4), claim.meets(2.9, 4)
@@ -44,23 +44,23 @@ class Claim:
         """
         slack = self.within * abs(printed)
         if self.relation == MORE:
-            return found > printed + slack
-        return (self.relation == AT_MOST or found >= printed - slack) and (
-            self.relation == AT_LEAST or found <= printed + slack
+            return value > printed + slack
+        return (self.relation == AT_MOST or value >= printed - slack) and (
+            self.relation == AT_LEAST or value <= printed + slack
         )
 
 
 @cache
 def claims() -> Mapping[str, Claim]:
-    """All claims by their id, in the order of the paper."""
+    """Return all claims by their id, in the order of the paper."""
     text = (files("crisp.reproduce") / "data" / "claims.toml").read_text(encoding="utf-8")
-    found = [_claim(entry) for entry in tomllib.loads(text)["claim"]]
-    assert len({claim.id for claim in found}) == len(found)
-    return {claim.id: claim for claim in found}
+    ordered = [_claim(entry) for entry in tomllib.loads(text)["claim"]]
+    assert len({claim.id for claim in ordered}) == len(ordered)
+    return {claim.id: claim for claim in ordered}
 
 
 def printed(id: str, part: str | None = None) -> float:
-    """A figure of the paper; without ``part`` that of a claim that has only one."""
+    """Return a figure of the paper; without ``part`` that of a claim that has only one."""
     values = claims()[id].values
     if part is None:
         (value,) = values.values()
@@ -69,7 +69,7 @@ def printed(id: str, part: str | None = None) -> float:
 
 
 def _claim(entry: dict[str, Any]) -> Claim:
-    known = {field.name for field in fields(Claim)}
-    assert entry.keys() <= known, entry
+    """Return the claim of an entry of the file."""
+    assert entry.keys() <= {field.name for field in fields(Claim)}, entry
     entry["small"] = tuple(entry.get("small", ()))
     return Claim(**entry)

@@ -1,11 +1,11 @@
-"""What has to be simulated for the claims, and how its results are read."""
+"""Evidence: the runs that the claims need, and their results in the units of the paper."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crisp.reproduce.arithmetic import LAYERS, Costs, figure5, table1
+from crisp.reproduce.arithmetic import LAYERS, PaperCosts, figure5_costs, table1_costs
 from crisp.reproduce.routing import GENERATED, LENGTHS
 from crisp.trace.describe import Description
 
@@ -25,8 +25,11 @@ ORDER_BUDGET = 20  # percent, of Figures 13, 14 and 17
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """One run: a named policy with parts replaced; prompt: tokens before those generated."""
+class RequiredRun:
+    """A run that a claim needs: a named policy with parts replaced.
+
+    prompt: tokens before those generated.
+    """
 
     machine: str
     policy: str
@@ -40,154 +43,160 @@ class Wanted:
 
     @property
     def limit(self) -> int | None:
-        """Rows that are run, if not all."""
+        """The number of rows to run; None: all."""
         return MACHINE_ROWS if self.machine == ORIN else None
 
 
-def speeds(machine: str, policy: str, budget: int) -> Wanted:
-    """A policy as it is; full offloading keeps nothing, whatever the budget."""
-    return Wanted(machine, policy, BUDGETS[0] if policy == "fo" else budget)
+def speed_run(machine: str, policy: str, budget: int) -> RequiredRun:
+    """Return a policy as it is; full offloading keeps nothing, whatever the budget."""
+    return RequiredRun(machine, policy, BUDGETS[0] if policy == "fo" else budget)
 
 
-def bounding(policy: str, budget: int) -> Wanted:
-    """The run whose tasks a bound is counted for: its budget is neither split nor rounded down.
+def bound_run(policy: str, budget: int) -> RequiredRun:
+    """Return the run whose tasks a bound is computed from.
 
-    All layers share it, by single blocks.
+    All layers share its budget, by single blocks, so that it is neither split nor rounded down.
     """
-    asked = "lru" if policy == "mo" else policy  # what is prefetched is no task
-    return Wanted(TABLE1, asked, budget, scope="global", unit="block")
+    name = "lru" if policy == "mo" else policy  # prefetches are no tasks
+    return RequiredRun(TABLE1, name, budget, scope="global", unit="block")
 
 
-def ordered(order: str) -> Wanted:
-    """The tiered widths in another order (Figure 14)."""
-    return Wanted(TABLE1, "crisp", ORDER_BUDGET, order=order)
+def order_run(order: str) -> RequiredRun:
+    """Return the tiered widths in another order (Figure 14)."""
+    return RequiredRun(TABLE1, "crisp", ORDER_BUDGET, order=order)
 
 
-def strategy(width: str, cache: str) -> Wanted:
-    """The widths of an execution policy (Figure 13); cache: lru or none."""
-    return Wanted(TABLE1, "lru", ORDER_BUDGET, width=width, cache=cache)
+def strategy_run(width: str, cache: str) -> RequiredRun:
+    """Return the widths of an execution policy (Figure 13); cache: lru or none."""
+    return RequiredRun(TABLE1, "lru", ORDER_BUDGET, width=width, cache=cache)
 
 
-def after_prompt(policy: str, length: int) -> Wanted:
-    """Tokens generated after a prompt (Figure 17)."""
-    return Wanted(TABLE1, policy, ORDER_BUDGET, prompt=length)
+def prompt_run(policy: str, length: int) -> RequiredRun:
+    """Return tokens generated after a prompt (Figure 17)."""
+    return RequiredRun(TABLE1, policy, ORDER_BUDGET, prompt=length)
 
 
-def wanted(rows: int) -> list[Wanted]:
-    """All runs, each once; rows: how many of the trace there are to run."""
-    own = POLICIES.values()
-    runs = [speeds(TABLE1, name, budget) for name in ("lru", *own) for budget in BUDGETS]
-    runs += bounds()
-    runs += [speeds(machine, name, BUDGETS[0]) for machine in (GPU, ORIN) for name in own]
-    runs += [ordered(order) for order in ORDERS.values()]
-    runs += [strategy(width, cache) for width in STRATEGIES.values() for cache in ("lru", "none")]
-    runs += [after_prompt(name, length) for name in own for length in lengths(rows)]
+def required_runs(rows: int) -> list[RequiredRun]:
+    """Return all runs, each once; rows: how many of the trace can be run."""
+    policies = POLICIES.values()
+    runs = [speed_run(TABLE1, name, budget) for name in ("lru", *policies) for budget in BUDGETS]
+    runs += bound_runs()
+    runs += [speed_run(machine, name, BUDGETS[0]) for machine in (GPU, ORIN) for name in policies]
+    runs += [order_run(order) for order in ORDERS.values()]
+    runs += [
+        strategy_run(width, cache) for width in STRATEGIES.values() for cache in ("lru", "none")
+    ]
+    runs += [prompt_run(name, length) for name in policies for length in prompt_lengths(rows)]
     return list(dict.fromkeys(runs))
 
 
-def bounds() -> list[Wanted]:
-    """The runs of `wanted` that bounds are made of."""
-    runs = [bounding(name, budget) for name in ("lru", "up", "crisp") for budget in BUDGETS]
+def bound_runs() -> list[RequiredRun]:
+    """Return the runs of `required_runs` from which bounds are computed."""
+    runs = [bound_run(name, budget) for name in ("lru", "up", "crisp") for budget in BUDGETS]
     runs += [
-        speeds(machine, name, BUDGETS[0])
+        speed_run(machine, name, BUDGETS[0])
         for machine in (TABLE1, FIGURE5)
         for name in ("up", "mo", "crisp")
     ]
-    return [*runs, speeds(TABLE1, "fo", BUDGETS[0]), speeds(TABLE1, "mo", 50)]
+    return [*runs, speed_run(TABLE1, "fo", BUDGETS[0]), speed_run(TABLE1, "mo", 50)]
 
 
-def lengths(rows: int) -> list[int]:
-    """The prompts that so many rows are enough for."""
+def prompt_lengths(rows: int) -> list[int]:
+    """Return the prompt lengths for which there are enough rows."""
     return [length for length in LENGTHS if length + GENERATED <= rows]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that was computed; shares are 0 to 1."""
+    """The results of all runs on one routing; shares are 0 to 1."""
 
-    given: str | None  # the trace that was asked for
-    made: str  # where its routing comes from, in words
-    ahead: str  # what MO prefetches, in words
+    trace_name: str | None  # the trace that was given, if any
+    routing_source: str  # where the routing comes from, in words
+    mo_prefetches: str  # what MO prefetches, in words
     described: Description  # of the whole trace
     pairs: tuple[float, ...]  # shares of the combinations, falling, mean over layers
     rows: int  # that were run
-    runs: Mapping[Wanted, Mapping[str, float | None]]  # their metrics
-    gpu: Costs  # what the built-in profile of the paper's GPU has
+    runs: Mapping[RequiredRun, Mapping[str, float | None]]  # their metrics
+    gpu: PaperCosts  # what the built-in profile of the paper's GPU has
     expert_bytes: int
-    skewed: Evidence | None = None  # `bounds` on routing as unequal as the paper's Figure 3
-    other: Evidence | None = None  # `bounds` on OTHER: no Mixtral's, so no bound is taken over it
+    skewed: Evidence | None = None  # `bound_runs` on routing as unequal as the paper's Figure 3
+    other: Evidence | None = None  # `bound_runs` on OTHER; not Mixtral's, so no bound uses it
 
     @property
     def routings(self) -> tuple[Evidence, ...]:
-        """All that a bound is taken over."""
+        """The routings over which bounds are taken."""
         return (self,) if self.skewed is None else (self, self.skewed)
 
     @property
     def layers(self) -> int:
-        """Of the trace; a model of 32 takes so many times as long."""
+        """The layers of the trace; a model of 32 takes proportionally longer."""
         return self.described.n_layers
 
-    def metric(self, run: Wanted, name: str) -> float:
-        """A metric that every run has."""
+    def metric(self, run: RequiredRun, name: str) -> float:
+        """Return a metric that every run has."""
         value = self.runs[run][name]
         assert value is not None, (run, name)
         return value
 
-    def ms(self, run: Wanted, name: str = "ms_per_token_mean") -> float:
-        """A time of a token, of all 32 layers."""
+    def ms(self, run: RequiredRun, name: str = "ms_per_token_mean") -> float:
+        """Return a time of a token, scaled to all 32 layers, ms."""
         return self.metric(run, name) * LAYERS / self.layers
 
-    def speed(self, run: Wanted) -> float:
-        """tokens/s, of all 32 layers."""
+    def speed(self, run: RequiredRun) -> float:
+        """Return the speed, scaled to all 32 layers, tokens/s."""
         return self.metric(run, "tokens_per_second") * self.layers / LAYERS
 
-    def joules(self, run: Wanted) -> float:
-        """J a token, of all 32 layers."""
+    def joules(self, run: RequiredRun) -> float:
+        """Return the energy of a token, scaled to all 32 layers, J."""
         return self.metric(run, "energy_j_per_token") * LAYERS / self.layers
 
-    def loads(self, run: Wanted, name: str = "bytes_per_token") -> float:
-        """Full-width experts that a token loads, of all 32 layers."""
+    def loads(self, run: RequiredRun, name: str = "bytes_per_token") -> float:
+        """Return the full-width experts that a token loads, scaled to all 32 layers."""
         return self.metric(run, name) / self.expert_bytes * LAYERS / self.layers
 
     def fewest_loads(self, policy: str, budget: int) -> float:
-        """Full-width experts that a cache of this budget has to load for these very widths.
+        """Return the full-width experts that any cache of this budget has to load for these widths.
 
-        Whatever it evicts, and whichever layers it gives its memory to, by single blocks.
+        The bound holds whatever it evicts, and whichever layers it gives its memory to, by single
+        blocks.
         """
-        return self.loads(bounding(policy, budget), "belady_bytes_per_token")
+        return self.loads(bound_run(policy, budget), "belady_bytes_per_token")
 
     def fewest_ms(self, policy: str, budget: int) -> float:
-        """A token in less time is possible with no cache, prefetcher or order, as the paper has it.
+        """Return a lower bound on the time of a token, ms, for any cache, prefetcher and order.
 
-        Either of its two sets of costs and either routing, the kinder ones.
+        It is the kinder of the paper's two sets of costs, and of either routing.
         """
         return min(routing.fewest_ms_here(policy, budget) for routing in self.routings)
 
     def most_speed_up(self, policy: str, other: str, budget: int) -> float:
-        """How much faster than another policy, as simulated, one can be; by the kinder routing."""
+        """Return an upper bound on the speed-up over another policy, as simulated.
+
+        It is the kinder routing's.
+        """
         return max(
-            routing.ms(speeds(TABLE1, other, budget)) / routing.fewest_ms_here(policy, budget)
+            routing.ms(speed_run(TABLE1, other, budget)) / routing.fewest_ms_here(policy, budget)
             for routing in self.routings
         )
 
     def mo_is_lru(self, budget: int) -> bool:
-        """Whether what MO prefetches is resident already, so that it loads as LRU alone does."""
+        """Return whether all that MO prefetches is resident already: it then loads as LRU does."""
         names = "bytes_per_token", "ms_per_token_mean"
-        mo, lru = (speeds(TABLE1, name, budget) for name in ("mo", "lru"))
+        mo, lru = (speed_run(TABLE1, name, budget) for name in ("mo", "lru"))
         return all(self.metric(mo, name) == self.metric(lru, name) for name in names)
 
     def fewest_ms_here(self, policy: str, budget: int) -> float:
-        """`fewest_ms` on this routing alone.
+        """Return `fewest_ms` on this routing alone.
 
-        The longer of all computing, and of the fewest bytes that any cache of this budget could
-        load for these very widths.
+        It is the longer of all computing, and of loading the fewest bytes that any cache of this
+        budget could load for these widths.
         """
         fewest = self.fewest_loads(policy, budget)
         computing = {
-            machine: self.ms(speeds(machine, policy, BUDGETS[0]), "compute_bound_ms_per_token")
+            machine: self.ms(speed_run(machine, policy, BUDGETS[0]), "compute_bound_ms_per_token")
             for machine in (TABLE1, FIGURE5)
         }
         return min(
-            max(fewest * table1().load, computing[TABLE1]),
-            max(fewest * figure5().load, computing[FIGURE5]),
+            max(fewest * table1_costs().load, computing[TABLE1]),
+            max(fewest * figure5_costs().load, computing[FIGURE5]),
         )

@@ -1,9 +1,9 @@
-"""Verdicts: what is found, held against what is printed, by rule.
+"""Verdicts: the figures found, held against the printed ones by rule.
 
 In this order: a figure that contradicts another of the paper's, or that no machine with the paper's
-own costs could reach on either routing that bounds are taken over, does not follow. Else a machine
-or a model that is not there is needed, where the claim is about one. Else what is found agrees with
-it, or differs.
+own costs could reach on either routing that bounds are taken over, does not follow. Else a missing
+machine or model is needed, where the claim is about one. Else the figure found agrees with the
+printed one, or differs.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _GRAVEST = (NOT_FOLLOWING, DIFFERS, NEEDS_HARDWARE, NEEDS_MODEL, AGREES)
 
 
 @dataclass(frozen=True)
-class Found:
-    """What is known of one part of a claim, in the claim's unit."""
+class PartFigures:
+    """The figures found for one part of a claim, in the claim's unit."""
 
     ours: float | None = None  # computed or modelled here
-    elsewhere: float | None = None  # what other figures or definitions of the paper make it
+    elsewhere: float | None = None  # what it follows to be from other figures of the paper
     least: float | None = None  # no less is possible with the paper's own costs
     most: float | None = None  # no more
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim with what was found of it."""
+    """A claim with the figures found for its parts."""
 
     claim: Claim
-    parts: Mapping[str, Found]
+    parts: Mapping[str, PartFigures]
     how: str  # where ours, elsewhere and the bounds come from
     figures: tuple[str, ...] = ()  # of the small models, for the parts of the claim
     shown: tuple[str, ...] = ()  # what the small models show of what it says
@@ -45,43 +45,43 @@ class Finding:
     @property
     def verdicts(self) -> dict[str, str]:
         """The verdict on each part."""
-        return {part: judge(self.claim, part, found) for part, found in self.parts.items()}
+        return {part: judge(self.claim, part, figures) for part, figures in self.parts.items()}
 
     @property
     def verdict(self) -> str:
-        """The gravest of its parts'."""
+        """The gravest verdict of the parts."""
         return min(self.verdicts.values(), key=_GRAVEST.index)
 
     @property
-    def gravest(self) -> tuple[str, ...]:
-        """The parts that the verdict is about; none where it is about all."""
-        own = tuple(part for part, verdict in self.verdicts.items() if verdict == self.verdict)
-        return () if len(own) == len(self.parts) else own
+    def gravest_parts(self) -> tuple[str, ...]:
+        """The parts with the gravest verdict; none where all parts have it."""
+        parts = tuple(part for part, verdict in self.verdicts.items() if verdict == self.verdict)
+        return () if len(parts) == len(self.parts) else parts
 
 
-def judge(claim: Claim, part: str, found: Found) -> str:
-    """The verdict on one part.
+def judge(claim: Claim, part: str, figures: PartFigures) -> str:
+    """Return the verdict on one part.
 
     >>> claim = Claim("", "", "", "", "", "trace", {"a": 10.0})
-    >>> judge(claim, "a", Found(ours=9.5)), judge(claim, "a", Found(ours=5.0))
+    >>> judge(claim, "a", PartFigures(ours=9.5)), judge(claim, "a", PartFigures(ours=5.0))
     ('agrees', 'differs')
-    >>> judge(claim, "a", Found(ours=5.0, most=8.0))
+    >>> judge(claim, "a", PartFigures(ours=5.0, most=8.0))
     'does not follow from the paper'
     """
     value = claim.values[part]
     slack = claim.within * abs(value)
-    if found.elsewhere is not None and not claim.meets(found.elsewhere, value):
+    if figures.elsewhere is not None and not claim.meets(figures.elsewhere, value):
         return NOT_FOLLOWING
-    if found.most is not None and value - slack > found.most:
+    if figures.most is not None and value - slack > figures.most:
         return NOT_FOLLOWING
-    if found.least is not None and value + slack < found.least:
+    if figures.least is not None and value + slack < figures.least:
         return NOT_FOLLOWING
     if claim.by == HARDWARE:
         return NEEDS_HARDWARE
     if claim.by == MODEL:
         return NEEDS_MODEL
     if claim.by == PAPER:
-        assert found.elsewhere is not None, claim.id
+        assert figures.elsewhere is not None, claim.id
         return AGREES
-    assert found.ours is not None, claim.id
-    return AGREES if claim.meets(found.ours, value) else DIFFERS
+    assert figures.ours is not None, claim.id
+    return AGREES if claim.meets(figures.ours, value) else DIFFERS

@@ -1,1 +1,1 @@
-"""What is found of each of the paper's claims."""
+"""The findings: for every claim the figures found here, and where they come from."""

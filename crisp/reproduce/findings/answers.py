@@ -1,4 +1,4 @@
-"""Every claim with what was found of it."""
+"""The findings of all claims, in one table of functions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from crisp.reproduce.claims import Claim, claims
 from crisp.reproduce.evidence import GPU, ORIN, Evidence
 from crisp.reproduce.findings import on_machines, on_paper, on_speed
 from crisp.reproduce.findings.on_paper import Answer
-from crisp.reproduce.findings.small import figures, shown
-from crisp.reproduce.verdict import Finding, Found
+from crisp.reproduce.findings.small import format_figures, format_outcomes
+from crisp.reproduce.verdict import Finding, PartFigures
 
 ANSWERS: Mapping[str, Callable[[Evidence], Answer]] = {
     **{
@@ -55,12 +55,12 @@ ANSWERS: Mapping[str, Callable[[Evidence], Answer]] = {
 
 
 def findings(evidence: Evidence) -> list[Finding]:
-    """All claims, in the order of the paper."""
+    """Return the findings of all claims, in the order of the paper."""
     return [_finding(claim, evidence) for claim in claims().values()]
 
 
 def _finding(claim: Claim, evidence: Evidence) -> Finding:
-    known, how = ANSWERS[claim.id](evidence) if claim.id in ANSWERS else ({}, "")
-    assert known.keys() <= claim.values.keys(), claim.id
-    parts = {part: known.get(part, Found()) for part in claim.values}
-    return Finding(claim, parts, how, figures(claim), shown(claim))
+    figures, how = ANSWERS[claim.id](evidence) if claim.id in ANSWERS else ({}, "")
+    assert figures.keys() <= claim.values.keys(), claim.id
+    parts = {part: figures.get(part, PartFigures()) for part in claim.values}
+    return Finding(claim, parts, how, format_figures(claim), format_outcomes(claim))

@@ -1,4 +1,4 @@
-"""What the small models say to a claim about the quality of a large one."""
+"""What the small models show of a claim about the quality of a large one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from crisp.reproduce.claims import Claim
-from crisp.reproduce.measured import quality
+from crisp.reproduce.measured import quality_figures
 
 Model = Mapping[str, Any]
 _GROWTH = "growth of perplexity"
@@ -15,22 +15,22 @@ _TIERS = {"Hot": "hot", "Warm": "warm", "Cold": "cold"}
 _CLASSES = {"F1.hot": "top 10 %", "F1.medium": "10 to 50 %", "F1.cold": "bottom 50 %"}
 
 
-def figures(claim: Claim) -> tuple[str, ...]:
-    """What the small models have in the place of the claim's figures, in a line; or nothing."""
+def format_figures(claim: Claim) -> tuple[str, ...]:
+    """Format what the small models have in place of the claim's figures: one line, or none."""
     if claim.id not in _FIGURES:
         return ()
-    what, of = _FIGURES[claim.id]
-    told = "; ".join(f"{name} {of(model)}" for name, model in quality().items())
-    return (f"{what}: {told}",)
+    what, format_of = _FIGURES[claim.id]
+    values = "; ".join(f"{name} {format_of(model)}" for name, model in quality_figures().items())
+    return (f"{what}: {values}",)
 
 
-def shown(claim: Claim) -> tuple[str, ...]:
-    """Whether the small models show what the claim says: a line for each part of it."""
+def format_outcomes(claim: Claim) -> tuple[str, ...]:
+    """Format whether the small models show what the claim says: a line for each part of it."""
     lines = []
     for text in claim.small:
         words = [
             f"{name}: {model['claims'][text][0]}"
-            for name, model in quality().items()
+            for name, model in quality_figures().items()
             if text in model["claims"]
         ]
         lines.append(f"{text}? {'; '.join(words)}")
@@ -38,7 +38,7 @@ def shown(claim: Claim) -> tuple[str, ...]:
 
 
 def worst_move(model: Model, what: str) -> float:
-    """Predictions kept with a text's own metadata less those with another's, at worst, points.
+    """Return the most points of predictions that metadata of another text loses.
 
     what: transferred, or refreshed.
     """
@@ -47,10 +47,10 @@ def worst_move(model: Model, what: str) -> float:
     )
 
 
-def percent(share: float) -> str:
-    """A change, with its sign.
+def format_change(share: float) -> str:
+    """Format a change with its sign.
 
-    >>> percent(0.0778), percent(-0.006)
+    >>> format_change(0.0778), format_change(-0.006)
     ('+7.8 %', '−0.6 %')
     """
     return f"{100 * share:+.1f} %".replace("-", "−")
@@ -58,7 +58,7 @@ def percent(share: float) -> str:
 
 def _rows(section: str, labels: Sequence[str]) -> Callable[[Model], str]:
     return lambda model: " / ".join(
-        percent(model[section][label]["increase"][0]) if label in model[section] else "–"
+        format_change(model[section][label]["increase"][0]) if label in model[section] else "–"
         for label in labels
     )
 
@@ -83,7 +83,7 @@ _FIGURES: dict[str, tuple[str, Callable[[Model], str]]] = {
     "F2.expert": (
         "growth of perplexity of tokens where it is dominant / auxiliary",
         lambda model: " / ".join(
-            percent(model["expert"][role][0]) for role in ("dominant", "auxiliary")
+            format_change(model["expert"][role][0]) for role in ("dominant", "auxiliary")
         ),
     ),
     **{

@@ -1,4 +1,4 @@
-"""What the pictures share: a figure that is written when it is done, colours, the paper's points.
+"""What the pictures share: figures, colours, and the paper's points.
 
 Colours are of the palette by Okabe and Ito, which colour-blind readers can tell apart.
 """
@@ -23,7 +23,7 @@ _DPI, _PAPER = 100, "#D55E00"  # what the paper prints is drawn in this colour, 
 
 
 @contextmanager
-def figure(
+def figure_file(
     target: Path,
     panels: int,
     title: str,
@@ -31,7 +31,7 @@ def figure(
     size: tuple[float, float] = (4.6, 3.6),
     rows: int = 1,
 ) -> Iterator[Sequence[Any]]:
-    """Axes side by side, in rows; the file is written when the block ends.
+    """Yield axes side by side, in rows; write the file when the block ends.
 
     size: of a panel, inches.
     """
@@ -52,20 +52,25 @@ def figure(
         drawn.savefig(temporary, format="png")
 
 
-def paper(ax: Any, x: Any, y: Any, label: str | None = "the paper", edge: str = _PAPER) -> None:
-    """Points that the paper prints: diamonds over whatever is drawn."""
+def mark_paper(
+    ax: Any, x: Any, y: Any, label: str | None = "the paper", edge: str = _PAPER
+) -> None:
+    """Draw points that the paper prints: diamonds over whatever is drawn."""
     ax.plot(
         x, y, "D", ms=7, mfc="white", mec=edge, mew=1.8, label=label, zorder=5, clip_on=False
     )  # fmt: skip
 
 
-def bars(
+def draw_bars(
     ax: Any,
     groups: Sequence[str],
     series: Mapping[str, tuple[Sequence[float], str]],
     room: float = 0.8,
 ) -> dict[str, Any]:
-    """Bars side by side in each group; series: name -> (heights, colour). Where they stand."""
+    """Draw bars side by side in each group; return the places of each series.
+
+    series: name -> (heights, colour).
+    """
     places, width = {}, room / len(series)
     for i, (name, (heights, colour)) in enumerate(series.items()):
         x = np.arange(len(groups)) + (i - (len(series) - 1) / 2) * width
@@ -75,13 +80,13 @@ def bars(
     return places
 
 
-def legend(ax: Any, **where: Any) -> None:
-    """A small legend without a frame."""
+def draw_legend(ax: Any, **where: Any) -> None:
+    """Draw a small legend without a frame."""
     ax.legend(frameon=False, fontsize=8, **where)
 
 
-def titled(ax: Any, title: str, y: str, x: str = "") -> None:
-    """A panel's title, and what its axes are."""
+def set_titles(ax: Any, title: str, y: str, x: str = "") -> None:
+    """Set a panel's title and the labels of its axes."""
     ax.set_title(title, loc="left", fontsize=9)
     ax.set_ylabel(y, fontsize=8.5)
     ax.set_xlabel(x, fontsize=8.5)

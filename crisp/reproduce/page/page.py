@@ -1,4 +1,4 @@
-"""The page: argued text by hand (``page.md``), every figure in it from the findings."""
+"""The page: text written by hand (``page.md``), every figure in it from the findings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ from crisp.errors import InvariantError
 from crisp.files import atomic
 from crisp.reproduce.claims import claims
 from crisp.reproduce.evidence import Evidence
-from crisp.reproduce.measured import quality
+from crisp.reproduce.measured import quality_figures
 from crisp.reproduce.page import pictures, quality_pictures
 from crisp.reproduce.page.facts import facts
 from crisp.reproduce.verdict import Finding
-from crisp.reproduce.words import NONE, column, decided, figure, known, printed_figure, tally, told
+from crisp.reproduce.words import (
+    NONE,
+    count_decided,
+    count_verdicts,
+    format_column,
+    format_figure,
+    format_printed,
+    format_verdict,
+    used_columns,
+)
 
 PAGE, IMAGES = "reproduction.md", "images/reproduction"
 PICTURES: Mapping[str, Callable[[Path, Evidence], None]] = {
@@ -36,14 +45,14 @@ _LINK = re.compile(r"\[([a-z-]+\.md)\]\(\1\)")  # another page, called by its na
 _SLOT = re.compile(r"\{\{([^{}]+)\}\}")
 
 
-def write(
+def write_page(
     out: Path,
     evidence: Evidence,
     findings: Sequence[Finding],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Write page and pictures below ``out``, whose folders exist."""
-    text = _reachable(render(evidence, findings), out)
+    text = _reachable(render_page(evidence, findings), out)
     with atomic(out / PAGE) as temporary:
         temporary.write_text(text, encoding="utf-8")
     for done, (name, draw) in enumerate(PICTURES.items()):
@@ -52,17 +61,17 @@ def write(
 
 
 def _reachable(text: str, out: Path) -> str:
-    """The page with links to those pages only that lie beside it: outside a checkout, to none."""
+    """Return the page without links to pages that do not lie beside it, as outside a checkout."""
     return _LINK.sub(lambda link: link[0] if (out / link[1]).is_file() else link[1], text)
 
 
-def render(evidence: Evidence, findings: Sequence[Finding]) -> str:
-    """The page."""
+def render_page(evidence: Evidence, findings: Sequence[Finding]) -> str:
+    """Return the page as Markdown."""
     text = (files("crisp.reproduce.page") / "page.md").read_text(encoding="utf-8")
     by_id = {finding.claim.id: finding for finding in findings}
     extra = facts(evidence) | {
-        "tally": _tally(findings),
-        "table": _table(findings),
+        "tally": _verdict_table(findings),
+        "table": _claim_table(findings),
         "small": _small(findings),
         "notes": _notes(findings),
     }
@@ -75,14 +84,14 @@ def render(evidence: Evidence, findings: Sequence[Finding]) -> str:
 
 
 def _wrapped(paragraph: str) -> str:
-    """A paragraph in lines that fit; tables, lists and what is indented stay as they are."""
+    """Return a paragraph in lines that fit; tables, lists and indented text stay as they are."""
     if paragraph[0] in "#|-! ":
         return paragraph
     return fill_lines(paragraph, _WIDTH, break_on_hyphens=False, break_long_words=False)
 
 
 def _figure(key: str, by_id: Mapping[str, Finding]) -> str:
-    """``ID``, ``ID part`` or ``ID part ours``: as printed, or what was found."""
+    """Return the figure of ``ID``, ``ID part`` or ``ID part ours``: as printed, or as found."""
     id, _, rest = key.partition(" ")
     if id not in by_id:
         raise InvariantError(f"page.md: no figure is called {key!r}")
@@ -91,20 +100,20 @@ def _figure(key: str, by_id: Mapping[str, Finding]) -> str:
     for name in ("ours", "elsewhere", "least", "most"):
         part = rest.removesuffix(f" {name}")
         if part != rest and part in parts:
-            return figure(getattr(finding.parts[part], name))
+            return format_figure(getattr(finding.parts[part], name))
     part = rest or parts[0]
     if part not in parts:
         raise InvariantError(f"page.md: no figure is called {key!r}")
     return f"{finding.claim.values[part]:g}"
 
 
-def _tally(findings: Sequence[Finding]) -> str:
-    rows = [f"| {verdict} | {count} |" for verdict, count in tally(findings).items()]
-    head = f"Of {len(findings)} claims {decided(findings)} could be decided here.\n\n"
+def _verdict_table(findings: Sequence[Finding]) -> str:
+    rows = [f"| {verdict} | {count} |" for verdict, count in count_verdicts(findings).items()]
+    head = f"Of {len(findings)} claims {count_decided(findings)} could be decided here.\n\n"
     return head + "\n".join(["| verdict | claims |", "|---|---:|", *rows])
 
 
-def _table(findings: Sequence[Finding]) -> str:
+def _claim_table(findings: Sequence[Finding]) -> str:
     head = ["claim", "", "where", "paper", "ours", "from the paper", "bound", "verdict"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     lines += ["| " + " | ".join(_row(finding)) + " |" for finding in findings]
@@ -112,25 +121,27 @@ def _table(findings: Sequence[Finding]) -> str:
 
 
 def _row(finding: Finding) -> list[str]:
-    claim, heads = finding.claim, known(finding)
+    claim, heads = finding.claim, used_columns(finding)
     single = len(claim.values) == 1
     values = [
-        printed_figure(finding, part) if single else f"{part} {printed_figure(finding, part)}"
+        format_printed(finding, part) if single else f"{part} {format_printed(finding, part)}"
         for part in claim.values
     ]
     bound = next((head for head in ("at least", "at most") if head in heads), None)
     cells = [
-        " / ".join(column(found, head) for found in finding.parts.values()) if head in heads else ""
+        " / ".join(format_column(figures, head) for figures in finding.parts.values())
+        if head in heads
+        else ""
         for head in ("ours", "from the paper", bound or "")
     ]
     if bound:
         cells[2] = f"{bound} {cells[2]}"
     says = f"{claim.says}, {claim.unit}"
-    return [claim.id, says, claim.where, " / ".join(values), *cells, told(finding)]
+    return [claim.id, says, claim.where, " / ".join(values), *cells, format_verdict(finding)]
 
 
 def _notes(findings: Sequence[Finding]) -> str:
-    """Where the figures come from, and what small models have in their place."""
+    """Return where the figures come from, and what small models have in their place."""
     claims_of: dict[str, list[str]] = {}
     for finding in findings:
         if finding.how:
@@ -142,8 +153,8 @@ def _notes(findings: Sequence[Finding]) -> str:
 
 
 def _small(findings: Sequence[Finding]) -> str:
-    """What each small model says to the claims about quality, once for each."""
-    names = list(quality())
+    """Return what each small model says to the claims about quality, once for each."""
+    names = list(quality_figures())
     texts = dict.fromkeys(text for finding in findings for text in finding.claim.small)
     where = {
         text: ", ".join(dict.fromkeys(c.where for c in claims().values() if text in c.small))
@@ -154,6 +165,8 @@ def _small(findings: Sequence[Finding]) -> str:
         "|---" * (2 + len(names)) + "|",
     ]
     for text in texts:
-        said = [": ".join(quality()[name]["claims"].get(text, [NONE])) for name in names]
-        lines.append(f"| {text} | {where[text]} | " + " | ".join(said) + " |")
+        outcomes = [
+            ": ".join(quality_figures()[name]["claims"].get(text, [NONE])) for name in names
+        ]
+        lines.append(f"| {text} | {where[text]} | " + " | ".join(outcomes) + " |")
     return "\n".join(lines)

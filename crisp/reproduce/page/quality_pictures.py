@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from crisp.reproduce.arithmetic import cold_time, table1, touched
+from crisp.reproduce.arithmetic import cold_event_ms, table1_costs, touched_share
 from crisp.reproduce.claims import printed
 from crisp.reproduce.evidence import ORDER_BUDGET, STRATEGIES, Evidence
-from crisp.reproduce.findings.on_paper import volume_found
-from crisp.reproduce.measured import quality
+from crisp.reproduce.findings.on_paper import loaded_percent
+from crisp.reproduce.measured import quality_figures
 from crisp.reproduce.page.drawing import (
     BLUE,
     GREEN,
@@ -17,11 +17,11 @@ from crisp.reproduce.page.drawing import (
     MODELS,
     ORANGE,
     PINK,
-    bars,
-    figure,
-    legend,
-    paper,
-    titled,
+    draw_bars,
+    draw_legend,
+    figure_file,
+    mark_paper,
+    set_titles,
 )
 from crisp.reproduce.page.pictures import times
 
@@ -40,43 +40,45 @@ _COLD = {
 
 
 def memory(target: Path, evidence: Evidence) -> None:
-    """Figure 9: quality and speed where as much memory is used."""
+    """Draw Figure 9: quality and speed where as much memory is used."""
     note = (
         "(a), (b): circles tiny-mixtral, triangles tiny-deepseek, pruned to what is stored; tiered "
         "widths store everything, so they stand at the bytes a token touches. The paper: 40 %.\n"
         "(c): Table 1's times, LRU in each layer; uniform: 50 % width; dropping: two experts of a "
-        f"token, all resident. Diamonds: the paper. Routing: {evidence.made}."
+        f"token, all resident. Diamonds: the paper. Routing: {evidence.routing_source}."
     )
     title = "Figure 9: the same memory"
-    with figure(target, 3, title, note, (3.9, 3.6)) as (loss, kept, latency):
-        for name, model in quality().items():
+    with figure_file(target, 3, title, note, (3.9, 3.6)) as (loss, kept, latency):
+        for name, model in quality_figures().items():
             for kind, (_, colour) in _KINDS.items():
-                own = [row for row in model["memory"] if row["kind"] == kind]
-                x = [100 * (row["bytes"] if kind == "tiered" else row["stored"]) for row in own]
+                rows = [row for row in model["memory"] if row["kind"] == kind]
+                x = [100 * (row["bytes"] if kind == "tiered" else row["stored"]) for row in rows]
                 for ax, figure_of in ((loss, "increase"), (kept, "kept")):
-                    y = [100 * row[figure_of][0] for row in own]
+                    y = [100 * row[figure_of][0] for row in rows]
                     ax.plot(x, y, _MARKS[name], ms=5, color=colour, alpha=0.85)
         full = printed("F9.acc40", "full")
         for label, colour in _KINDS.values():
-            paper(kept, [40], [100 * printed("F9.acc40", label) / full], None, colour)
+            mark_paper(kept, [40], [100 * printed("F9.acc40", label) / full], None, colour)
             loss.plot([], [], "-", color=colour, label=label)
         loss.set_yscale("symlog", linthresh=1)
         loss.set_ylim(bottom=-1)
         loss.yaxis.set_major_formatter("{x:g}")
-        titled(loss, "(a) growth of perplexity", "%", "memory (%)")
-        titled(kept, "(b) kept: predictions; the paper: accuracy", "% of full width", "memory (%)")
+        set_titles(loss, "(a) growth of perplexity", "%", "memory (%)")
+        set_titles(
+            kept, "(b) kept: predictions; the paper: accuracy", "% of full width", "memory (%)"
+        )
         times(latency, evidence)
-        legend(loss, loc="upper right")
+        draw_legend(loss, loc="upper right")
 
 
 def strategies(target: Path, evidence: Evidence) -> None:
-    """Figure 13: what execution policies lose, and what they load."""
+    """Draw Figure 13: what execution policies lose, and what they load."""
     note = (
         "Bytes by Eq. 4: nothing cached, as the paper's 50 % for half widths implies. LRU: "
-        f"{ORDER_BUDGET} % of the experts in memory.\nRouting: {evidence.made}."
+        f"{ORDER_BUDGET} % of the experts in memory.\nRouting: {evidence.routing_source}."
     )
     title = "Figure 13: execution policies"
-    with figure(target, 2, title, note, (4.6, 3.6)) as (loss, volume):
+    with figure_file(target, 2, title, note, (4.6, 3.6)) as (loss, volume):
         names = list(STRATEGIES)[1:]
         full = printed("F13.ppl", "all full")
         heights = {
@@ -84,70 +86,76 @@ def strategies(target: Path, evidence: Evidence) -> None:
                 [100 * rows["strategies"][_SMALL[name]]["increase"][0] for name in names],
                 colour,
             )
-            for (model, rows), colour in zip(quality().items(), MODELS.values(), strict=True)
+            for (model, rows), colour in zip(
+                quality_figures().items(), MODELS.values(), strict=True
+            )
         }
-        bars(loss, names, heights, 0.7)
-        paper(loss, range(len(names)), [100 * (printed("F13.ppl", n) / full - 1) for n in names])
+        draw_bars(loss, names, heights, 0.7)
+        mark_paper(
+            loss, range(len(names)), [100 * (printed("F13.ppl", n) / full - 1) for n in names]
+        )
         loss.set_yscale("log")
         loss.yaxis.set_major_formatter("{x:g}")
-        titled(loss, "(a) growth of perplexity", "% (log)")
-        legend(loss, loc="upper right")
-        shares = {"all full": 1.0, "all 50 %": 0.5, "single": 0.5, "tiered": touched()}
-        lru = [volume_found(evidence, width, "lru") for width in STRATEGIES.values()]
-        bars(
+        set_titles(loss, "(a) growth of perplexity", "% (log)")
+        draw_legend(loss, loc="upper right")
+        shares = {"all full": 1.0, "all 50 %": 0.5, "single": 0.5, "tiered": touched_share()}
+        lru = [loaded_percent(evidence, width, "lru") for width in STRATEGIES.values()]
+        draw_bars(
             volume,
             list(STRATEGIES),
             {"Eq. 4": ([100 * share for share in shares.values()], BLUE), "with LRU": (lru, PINK)},
             0.7,
         )
-        paper(volume, range(4), [printed("F13.io", name) for name in STRATEGIES])
+        mark_paper(volume, range(4), [printed("F13.io", name) for name in STRATEGIES])
         volume.set_ylim(0, 130)
-        titled(volume, "(b) I/O volume", "% of full width")
-        legend(volume, loc="upper right", ncols=3)
+        set_titles(volume, "(b) I/O volume", "% of full width")
+        draw_legend(volume, loc="upper right", ncols=3)
 
 
 def tiers(target: Path, evidence: Evidence) -> None:
-    """Figure 15: what each tier keeps, and what the Cold tier's auxiliary costs."""
+    """Draw Figure 15: what each tier keeps, and what the Cold tier's auxiliary costs."""
     note = (
         "The paper: accuracy of Mixtral-8x7B on tasks; ours: tokens whose top prediction is the "
         "full model's.\nTime: an event by Table 1, overlapped, nothing cached."
     )
-    with figure(target, 2, "Figure 15: tier by tier", note, (4.6, 3.6)) as (kept, cold):
+    with figure_file(target, 2, "Figure 15: tier by tier", note, (4.6, 3.6)) as (kept, cold):
         names = ("Hot", "Warm", "Cold")
         heights = _of_models(
             [
                 [model["tiers"][name.lower()]["kept"][0] for name in names]
-                for model in quality().values()
+                for model in quality_figures().values()
             ]
         )
-        bars(kept, names, heights, 0.7)
-        paper(kept, range(3), [printed("F15.retention", name) for name in names])
+        draw_bars(kept, names, heights, 0.7)
+        mark_paper(kept, range(3), [printed("F15.retention", name) for name in names])
         kept.set_ylim(70, 112)
-        titled(kept, "(a) kept, by the tier of an event", "% of full width")
-        legend(kept, loc="upper right", ncols=3)
+        set_titles(kept, "(a) kept, by the tier of an event", "% of full width")
+        draw_legend(kept, loc="upper right", ncols=3)
         auxiliary = list(_COLD)
-        found = _of_models(
+        retention = _of_models(
             [
                 [model["cold"][label][0] for _, label, _ in _COLD.values()]
-                for model in quality().values()
+                for model in quality_figures().values()
             ]
         )
-        whole = cold_time(table1(), 1)
-        slow = [100 * cold_time(table1(), width) / whole for _, _, width in _COLD.values()]
-        places = bars(cold, auxiliary, {**found, "time": (slow, GREY)}, 0.8)
+        whole = cold_event_ms(table1_costs(), 1)
+        slow = [
+            100 * cold_event_ms(table1_costs(), width) / whole for _, _, width in _COLD.values()
+        ]
+        places = draw_bars(cold, auxiliary, {**retention, "time": (slow, GREY)}, 0.8)
         full = printed("F15.cold", "full")
         printed_times = [100 * printed("F15.cold", part) / full for part, _, _ in _COLD.values()]
-        paper(cold, places["time"], printed_times)
+        mark_paper(cold, places["time"], printed_times)
         ends = [places[name][place] for name in MODELS for place in (0, 2)]
         kept_cold = printed("F15.retention", "Cold")
-        paper(cold, ends, [kept_cold, 100.0] * 2, None)
+        mark_paper(cold, ends, [kept_cold, 100.0] * 2, None)
         cold.set_ylim(0, 132)
-        titled(cold, "(b) Cold: the auxiliary's width", "% of full width")
-        legend(cold, loc="upper right", ncols=2)
+        set_titles(cold, "(b) Cold: the auxiliary's width", "% of full width")
+        draw_legend(cold, loc="upper right", ncols=2)
 
 
 def shift(target: Path, evidence: Evidence) -> None:
-    """Figure 16: metadata of other text."""
+    """Draw Figure 16: metadata of other text."""
     worst = printed("F16.transfer", "transferred")
     note = (
         "Order, tiers and roles of the text's own kind (matched) or of another (transferred); "
@@ -156,8 +164,8 @@ def shift(target: Path, evidence: Evidence) -> None:
     )
     title = "Figure 16: metadata of other text"
     kinds = {"matched": GREY, "transferred": ORANGE, "refreshed": BLUE}
-    with figure(target, 2, title, note, (5.4, 2.4), rows=2) as axes:
-        for place, (name, model) in enumerate(quality().items()):
+    with figure_file(target, 2, title, note, (5.4, 2.4), rows=2) as axes:
+        for place, (name, model) in enumerate(quality_figures().items()):
             moves = model["shift"]
             groups = [f"{move['of']}\n→ {move['on']}" for move in moves]
             for ax, value in ((axes[place], "kept"), (axes[place + 2], "bytes")):
@@ -165,17 +173,18 @@ def shift(target: Path, evidence: Evidence) -> None:
                     kind: ([100 * move[kind][value] for move in moves], colour)
                     for kind, colour in kinds.items()
                 }
-                places = bars(ax, groups, series, 0.8)
+                places = draw_bars(ax, groups, series, 0.8)
                 ax.set_ylim(0, 132 if value == "kept" else 100)
             kept = [100 * move["matched"]["kept"] - worst for move in moves]
-            paper(axes[place], places["transferred"], kept)
-            titled(axes[place], f"{name}: (a) predictions kept", "%")
-            titled(axes[place + 2], f"{name}: (b) bytes a token touches", "% of full width")
-            legend(axes[place], loc="upper right", ncols=4)
+            mark_paper(axes[place], places["transferred"], kept)
+            set_titles(axes[place], f"{name}: (a) predictions kept", "%")
+            set_titles(axes[place + 2], f"{name}: (b) bytes a token touches", "% of full width")
+            draw_legend(axes[place], loc="upper right", ncols=4)
 
 
 def _of_models(shares: Sequence[Sequence[float]]) -> dict[str, tuple[Sequence[float], str]]:
+    """Return each small model's shares in percent, with its colour."""
     return {
-        name: ([100 * share for share in own], colour)
-        for (name, colour), own in zip(MODELS.items(), shares, strict=True)
+        name: ([100 * share for share in values], colour)
+        for (name, colour), values in zip(MODELS.items(), shares, strict=True)
     }

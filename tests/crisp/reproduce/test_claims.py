@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from crisp.reproduce import arithmetic
-from crisp.reproduce.arithmetic import Costs
+from crisp.reproduce.arithmetic import PaperCosts
 from crisp.reproduce.claims import BASES, HARDWARE, MODEL, PAPER, TRACE, Claim, claims
 from crisp.reproduce.findings.answers import ANSWERS
-from crisp.reproduce.measured import quality
+from crisp.reproduce.measured import quality_figures
 from crisp.reproduce.verdict import (
     AGREES,
     DIFFERS,
@@ -20,10 +20,10 @@ from crisp.reproduce.verdict import (
     NEEDS_MODEL,
     NOT_FOLLOWING,
     Finding,
-    Found,
+    PartFigures,
     judge,
 )
-from crisp.reproduce.words import tally, told
+from crisp.reproduce.words import count_verdicts, format_verdict
 
 
 def claim(by: str = TRACE, relation: str = "equal", **values: float) -> Claim:
@@ -33,38 +33,44 @@ def claim(by: str = TRACE, relation: str = "equal", **values: float) -> Claim:
 @pytest.mark.parametrize(
     ("own", "found", "verdict"),
     [
-        (claim(), Found(ours=10.9), AGREES),
-        (claim(), Found(ours=11.1), DIFFERS),
-        (claim(), Found(ours=10, most=9.1), AGREES),  # a bound within the tolerance
-        (claim(), Found(ours=10, most=8.9), NOT_FOLLOWING),
-        (claim(), Found(ours=10, least=11.1), NOT_FOLLOWING),
-        (claim(), Found(ours=10, elsewhere=12), NOT_FOLLOWING),  # the paper contradicts itself
-        (claim(PAPER), Found(elsewhere=10.5), AGREES),
-        (claim(PAPER), Found(ours=99, elsewhere=10.5), AGREES),  # ours decides nothing here
-        (claim(HARDWARE), Found(ours=10), NEEDS_HARDWARE),
-        (claim(HARDWARE), Found(most=5), NOT_FOLLOWING),
-        (claim(MODEL), Found(), NEEDS_MODEL),
-        (claim(MODEL), Found(elsewhere=20), NOT_FOLLOWING),
-        (claim(relation="at least"), Found(ours=50), AGREES),
-        (claim(relation="at least"), Found(ours=8.9), DIFFERS),
-        (claim(relation="at most"), Found(ours=1), AGREES),
-        (claim(relation="at most"), Found(ours=12), DIFFERS),
-        (claim(relation="more than"), Found(ours=11.1), AGREES),
-        (claim(relation="more than"), Found(ours=10.5), DIFFERS),
+        (claim(), PartFigures(ours=10.9), AGREES),
+        (claim(), PartFigures(ours=11.1), DIFFERS),
+        (claim(), PartFigures(ours=10, most=9.1), AGREES),  # a bound within the tolerance
+        (claim(), PartFigures(ours=10, most=8.9), NOT_FOLLOWING),
+        (claim(), PartFigures(ours=10, least=11.1), NOT_FOLLOWING),
+        (
+            claim(),
+            PartFigures(ours=10, elsewhere=12),
+            NOT_FOLLOWING,
+        ),  # the paper contradicts itself
+        (claim(PAPER), PartFigures(elsewhere=10.5), AGREES),
+        (claim(PAPER), PartFigures(ours=99, elsewhere=10.5), AGREES),  # ours decides nothing here
+        (claim(HARDWARE), PartFigures(ours=10), NEEDS_HARDWARE),
+        (claim(HARDWARE), PartFigures(most=5), NOT_FOLLOWING),
+        (claim(MODEL), PartFigures(), NEEDS_MODEL),
+        (claim(MODEL), PartFigures(elsewhere=20), NOT_FOLLOWING),
+        (claim(relation="at least"), PartFigures(ours=50), AGREES),
+        (claim(relation="at least"), PartFigures(ours=8.9), DIFFERS),
+        (claim(relation="at most"), PartFigures(ours=1), AGREES),
+        (claim(relation="at most"), PartFigures(ours=12), DIFFERS),
+        (claim(relation="more than"), PartFigures(ours=11.1), AGREES),
+        (claim(relation="more than"), PartFigures(ours=10.5), DIFFERS),
     ],
 )
-def test_rules(own: Claim, found: Found, verdict: str) -> None:
+def test_rules(own: Claim, found: PartFigures, verdict: str) -> None:
     assert judge(own, "a", found) == verdict
 
 
 def test_the_gravest_part_decides_and_is_named() -> None:
     own = claim(a=10.0, b=10.0, c=10.0)
-    finding = Finding(own, {"a": Found(10), "b": Found(20), "c": Found(10, most=5)}, "")
+    finding = Finding(
+        own, {"a": PartFigures(10), "b": PartFigures(20), "c": PartFigures(10, most=5)}, ""
+    )
     assert finding.verdict == NOT_FOLLOWING
-    assert told(finding) == f"{NOT_FOLLOWING}: c; agrees: a; differs: b"
-    alike = Finding(own, dict.fromkeys("abc", Found(20)), "")
-    assert told(alike) == DIFFERS
-    assert tally([finding, alike, alike]) == {
+    assert format_verdict(finding) == f"{NOT_FOLLOWING}: c; agrees: a; differs: b"
+    alike = Finding(own, dict.fromkeys("abc", PartFigures(20)), "")
+    assert format_verdict(alike) == DIFFERS
+    assert count_verdicts([finding, alike, alike]) == {
         AGREES: 0, DIFFERS: 2, NOT_FOLLOWING: 1, NEEDS_HARDWARE: 0, NEEDS_MODEL: 0,
     }  # fmt: skip
 
@@ -72,7 +78,7 @@ def test_the_gravest_part_decides_and_is_named() -> None:
 def test_claims_are_answered_and_their_words_are_known() -> None:
     held = claims()
     assert ANSWERS.keys() <= held.keys()
-    texts = set().union(*(model["claims"] for model in quality().values()))
+    texts = set().union(*(model["claims"] for model in quality_figures().values()))
     for own in held.values():
         assert own.by in BASES
         assert own.by in (MODEL, HARDWARE) or own.id in ANSWERS, own.id
@@ -94,29 +100,31 @@ def test_every_figure_of_the_paper_is_there(shared: Path) -> None:
 
 
 def test_equation_4_by_hand() -> None:
-    assert arithmetic.touched() == pytest.approx((0.6 * 2 + 0.3 * 1.5 + 0.1 * 1) / 2)
-    assert arithmetic.touched() == 0.875  # and not 0.42
-    assert arithmetic.touched(1, 0, 0) == 1
+    assert arithmetic.touched_share() == pytest.approx((0.6 * 2 + 0.3 * 1.5 + 0.1 * 1) / 2)
+    assert arithmetic.touched_share() == 0.875  # and not 0.42
+    assert arithmetic.touched_share(1, 0, 0) == 1
 
 
 def test_the_two_sets_of_times() -> None:
-    assert arithmetic.table1() == pytest.approx((5.6, 1.3, 0.6))
-    assert arithmetic.figure5() == pytest.approx((7.5, 0.8, 0.6))
-    assert arithmetic.total(arithmetic.table1()) == pytest.approx(14.4)
-    assert arithmetic.all_resident(arithmetic.table1()) == pytest.approx(32 * (2.6 + 0.6))
-    assert arithmetic.all_resident(arithmetic.figure5(), 0.5) == pytest.approx(32 * (0.8 + 0.6))
+    assert arithmetic.table1_costs() == pytest.approx((5.6, 1.3, 0.6))
+    assert arithmetic.figure5_costs() == pytest.approx((7.5, 0.8, 0.6))
+    assert arithmetic.sequential_layer_ms(arithmetic.table1_costs()) == pytest.approx(14.4)
+    assert arithmetic.all_resident_ms(arithmetic.table1_costs()) == pytest.approx(32 * (2.6 + 0.6))
+    assert arithmetic.all_resident_ms(arithmetic.figure5_costs(), 0.5) == pytest.approx(
+        32 * (0.8 + 0.6)
+    )
 
 
 def test_how_long_compute_idles() -> None:
-    assert arithmetic.bubble(Costs(9, 1, 0)) == 0.9
-    assert arithmetic.bubble_overlapped(Costs(9, 1, 0)) == pytest.approx(1 - 2 / 18)
-    assert arithmetic.bubble_overlapped(Costs(9, 1, 7)) == pytest.approx(1 - 9 / 18)
-    assert arithmetic.bubble_overlapped(Costs(1, 9, 0)) == 0
+    assert arithmetic.idle_share(PaperCosts(9, 1, 0)) == 0.9
+    assert arithmetic.overlapped_idle_share(PaperCosts(9, 1, 0)) == pytest.approx(1 - 2 / 18)
+    assert arithmetic.overlapped_idle_share(PaperCosts(9, 1, 7)) == pytest.approx(1 - 9 / 18)
+    assert arithmetic.overlapped_idle_share(PaperCosts(1, 9, 0)) == 0
 
 
 def test_what_loads_can_hide() -> None:
     # of 1.75 experts a token: Hot hides one of two, Warm the wide one, Cold none
-    assert arithmetic.most_hidden() == pytest.approx((0.6 + 0.3) / 1.75)
+    assert arithmetic.most_hidden_share() == pytest.approx((0.6 + 0.3) / 1.75)
 
 
 @pytest.mark.parametrize(
@@ -128,4 +136,4 @@ def test_what_loads_can_hide() -> None:
     ],
 )
 def test_a_cold_event_by_hand(width: float, ms: float) -> None:
-    assert arithmetic.cold_time(arithmetic.table1(), width) == pytest.approx(ms)
+    assert arithmetic.cold_event_ms(arithmetic.table1_costs(), width) == pytest.approx(ms)

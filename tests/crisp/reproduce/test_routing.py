@@ -7,20 +7,20 @@ import pytest
 
 from crisp.errors import CrispError
 from crisp.profile import Profile
-from crisp.reproduce.measured import routing
-from crisp.reproduce.routing import GENERATED, drawn, figure3_shares, prompted
+from crisp.reproduce.measured import routing_statistics
+from crisp.reproduce.routing import GENERATED, draw_trace, figure3_shares, with_prompt
 from crisp.trace import RoutingTrace
 from crisp.trace.describe import pair_shares
 
 
 @pytest.fixture(scope="module")
 def trace() -> RoutingTrace:
-    return drawn()
+    return draw_trace()
 
 
 def test_a_drawn_trace_has_the_statistics(trace: RoutingTrace) -> None:
     trace.validate("drawn")
-    known, counts = routing(), Profile.from_trace(trace)
+    known, counts = routing_statistics(), Profile.from_trace(trace)
     shares = [pair_shares(counts, layer) for layer in range(32)]
     np.testing.assert_allclose(np.mean(shares, axis=0), known["pair_shares"], atol=0.004)
     np.testing.assert_allclose(_common(trace), known["in_common"], atol=0.01)
@@ -35,7 +35,7 @@ def _common(trace: RoutingTrace) -> list[float]:
 
 
 def test_shares_as_unequal_as_figure_3() -> None:
-    given = routing()["pair_shares"]
+    given = routing_statistics()["pair_shares"]
     found = figure3_shares(given)
     assert found == sorted(found, reverse=True)
     assert sum(found) == pytest.approx(1)
@@ -45,7 +45,7 @@ def test_shares_as_unequal_as_figure_3() -> None:
 
 
 def test_a_skewed_trace_has_them_and_follows_itself_as_the_other(trace: RoutingTrace) -> None:
-    skewed = drawn(skewed=True)
+    skewed = draw_trace(skewed=True)
     counts = Profile.from_trace(skewed)
     shares = np.mean([pair_shares(counts, layer) for layer in range(32)], axis=0)
     assert shares[:7].sum() == pytest.approx(0.60, abs=0.01)
@@ -59,10 +59,10 @@ def test_layers_have_their_own_frequent_pairs(trace: RoutingTrace) -> None:
 
 
 def test_a_prompt_and_what_follows(trace: RoutingTrace) -> None:
-    found = prompted(trace, 100)
+    found = with_prompt(trace, 100)
     found.validate("prompted")
     assert found.rows == 100 + GENERATED
     assert found.phase.sum() == GENERATED
     np.testing.assert_array_equal(found.experts, trace.experts[: found.rows])
     with pytest.raises(CrispError, match="228 rows needed, found 200"):
-        prompted(trace.select(slice(0, 200)), 100)
+        with_prompt(trace.select(slice(0, 200)), 100)

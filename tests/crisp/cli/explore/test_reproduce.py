@@ -9,15 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crisp.cli import gathering
 from crisp.errors import CrispError, InvariantError
 from crisp.reproduce.claims import claims
-from crisp.reproduce.evidence import BUDGETS, GPU, ORIN, TABLE1, Evidence, bounding, ordered, speeds
+from crisp.reproduce.evidence import (
+    BUDGETS,
+    GPU,
+    ORIN,
+    TABLE1,
+    Evidence,
+    bound_run,
+    order_run,
+    speed_run,
+)
 from crisp.reproduce.findings.answers import findings
 from crisp.reproduce.page import page
-from crisp.reproduce.routing import ROWS, SEED, SEQUENCES, drawn
+from crisp.reproduce.routing import ROWS, SEED, SEQUENCES, draw_trace
 from crisp.reproduce.verdict import DIFFERS, VERDICTS
-from crisp.sim.hardware import profile
+from crisp.sim import paper_runs
+from crisp.sim.hardware import hardware_profile
 from crisp.trace.chains import read_chains
 from crisp.trace.synth import synthesize
 
@@ -27,20 +36,20 @@ DOCS = Path(__file__).resolve().parents[4] / "docs"
 @pytest.fixture(scope="module")
 def evidence() -> Evidence:
     """All that the command gathers, but for the Jetson's runs, which take longest."""
-    whole = gathering._run
+    whole = paper_runs.run_wanted
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            gathering,
-            "_run",
-            lambda run, trace, spec, counts, machine: whole(
-                run, trace, spec, counts, profile(GPU) if run.machine == ORIN else machine
+            paper_runs,
+            "run_wanted",
+            lambda run, inputs, spec, machine: whole(
+                run, inputs, spec, hardware_profile(GPU) if run.machine == ORIN else machine
             ),
         )
-        return gathering.gather(None)
+        return paper_runs.gather(None)
 
 
 def test_the_page_is_what_the_command_writes(evidence: Evidence) -> None:
-    made = page.render(evidence, findings(evidence)).splitlines()
+    made = page.render_page(evidence, findings(evidence)).splitlines()
     held = (DOCS / page.PAGE).read_text(encoding="utf-8").splitlines()
     ours, theirs = (
         [line for line in lines if not line.startswith("| F11.orin")] for lines in (made, held)
@@ -67,21 +76,21 @@ def test_every_claim_has_a_verdict(evidence: Evidence) -> None:
 def test_what_the_text_argues_is_so(evidence: Evidence) -> None:
     for budget in BUDGETS:
         up, crisp, mo = (
-            evidence.speed(speeds(TABLE1, name, budget)) for name in ("up", "crisp", "mo")
+            evidence.speed(speed_run(TABLE1, name, budget)) for name in ("up", "crisp", "mo")
         )
         assert up > crisp > mo
         for name, own in (("crisp", crisp), ("mo", mo)):
             assert own < 1000 / evidence.fewest_ms(name, budget)  # bounds are bounds
-    assert evidence.speed(ordered("widest")) == pytest.approx(
-        evidence.speed(ordered("fifo")), rel=0.01
+    assert evidence.speed(order_run("widest")) == pytest.approx(
+        evidence.speed(order_run("fifo")), rel=0.01
     )
     # full offloading by hand: 32 layers of Table 1
-    assert 1 / evidence.speed(speeds(TABLE1, "fo", 10)) == pytest.approx(32 * 0.0144)
+    assert 1 / evidence.speed(speed_run(TABLE1, "fo", 10)) == pytest.approx(32 * 0.0144)
 
 
 def test_bounds_are_of_the_kinder_routing_and_by_single_blocks(evidence: Evidence) -> None:
     assert evidence.skewed is not None and evidence.other is not None
-    run = bounding("crisp", 10)
+    run = bound_run("crisp", 10)
     assert (run.scope, run.unit) == ("global", "block")  # 204 of 2,048 blocks, not 25 experts
     own = [routing.fewest_ms_here("crisp", 30) for routing in (evidence, evidence.skewed)]
     assert evidence.fewest_ms("crisp", 30) == min(own)
@@ -120,7 +129,7 @@ def test_a_page_names_only_figures_that_exist(evidence: Evidence) -> None:
 def test_the_command(
     crisp: Callable, tmp_path: Path, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "gather", lambda trace, progress: replace(evidence, given=trace))
+    monkeypatch.setattr(paper_runs, "gather", lambda trace, progress: replace(evidence, trace_name=trace))
     monkeypatch.setattr(page, "PICTURES", {})
     done = crisp("reproduce")
     assert done.code == 0, done.err
@@ -158,14 +167,14 @@ def test_mistakes(crisp: Callable, arguments: list[str], message: str) -> None:
 
 
 def test_a_trace_that_would_be_replaced_or_is_short(crisp: Callable, tmp_path: Path) -> None:
-    short = drawn().select(slice(0, 900))
+    short = draw_trace().select(slice(0, 900))
     file = tmp_path / page.PAGE
     short.save(file)
     done = crisp("reproduce", "--trace", file, "--out", tmp_path)
     assert done.code == 2
     assert "would replace --trace" in done.err
     with pytest.raises(CrispError, match="900 rows, expected 1,280 at least"):
-        gathering.gather(str(file))
+        paper_runs.gather(str(file))
 
 
 def test_a_drawn_trace_loads_what_the_whole_statistics_load(shared: Path) -> None:
@@ -173,12 +182,12 @@ def test_a_drawn_trace_loads_what_the_whole_statistics_load(shared: Path) -> Non
     chains = read_chains(
         folder / "mixtral-8x7b-pair-counts.csv", folder / "mixtral-8x7b-persistence.csv"
     )
-    traces = drawn(), synthesize(chains, ROWS, SEED, sequences=SEQUENCES)
+    traces = draw_trace(), synthesize(chains, ROWS, SEED, sequences=SEQUENCES)
     loads = []
     for trace in traces:
-        spec, counted, simulated = gathering.divided(trace)
+        spec, inputs = paper_runs.inputs_of(trace)
         for budget in (10, 50):
-            run = speeds(TABLE1, "crisp", budget)
-            found = gathering._run(run, simulated, spec, counted, profile(TABLE1)).metrics
+            run = speed_run(TABLE1, "crisp", budget)
+            found = paper_runs.run_wanted(run, inputs, spec, hardware_profile(TABLE1)).metrics
             loads.append(found["bytes_per_token"])
     assert np.array(loads[:2]) == pytest.approx(loads[2:], rel=0.03)

@@ -25,6 +25,7 @@ from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
 from crisp.run.case import Case
+from crisp.run.inputs import LoadedInputs
 from crisp.run.result import Run
 from crisp.run.sinks import parquet
 from crisp.sim.fast_simulate import fast_simulate
@@ -78,7 +79,7 @@ def case(made: RoutingTrace, policy: str) -> Case:
     """A trace under a policy."""
     spec = fit_to_trace(ModelSpec.named("mixtral-8x7b"), made)
     counts = Profile.from_trace(made.select(slice(0, 200)))
-    return Case(made, spec, named(policy), Budget.parse("10%"), counts)
+    return LoadedInputs(made, counts).case(spec, named(policy), Budget.parse("10%"))
 
 
 def simulator(made: RoutingTrace, out: Path) -> None:

@@ -21,16 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from crisp.model.spec import ModelSpec
-from crisp.policy import Budget, named
-from crisp.profile import Profile
-from crisp.run.case import Case
 from crisp.run.result import Run
+from crisp.run.setup import Setup, load_setup
 from crisp.sim.fast_simulate import fast_simulate
 from crisp.sim.hardware import hardware_profile
-from crisp.trace import RoutingTrace
 from crisp.trace import chains as statistics
-from crisp.trace.fitting import fit_to_trace
 from crisp.trace.synth import synthesize
 
 TOKENS, COUNTED, SEQUENCE = 1_000_000, 20_000, 1000  # rows: simulated, of the profile, of a text
@@ -61,20 +56,17 @@ def chains(data: Path | None) -> dict[int, statistics.PairChain]:
 
 
 @cache
-def opened(folder: Path) -> tuple[RoutingTrace, RoutingTrace, Profile]:
-    """The trace, what its profile is counted from, and the profile; once a process."""
-    counted = RoutingTrace.load(folder / "counted.trace.safetensors")
-    whole = RoutingTrace.load(folder / "whole.trace.safetensors")
-    return whole, counted, Profile.from_trace(counted)
+def loaded(folder: Path) -> Setup:
+    """Load the trace and what its profile is counted from, once a process."""
+    whole, counted = (folder / f"{name}.trace.safetensors" for name in ("whole", "counted"))
+    return load_setup(whole, profile=counted, model="mixtral-8x7b")
 
 
 def one(folder: Path, policy: str, budget: str) -> tuple[str, str, Run, float, int]:
     """A run (without its steps), its seconds, and the peak of this process in KiB."""
     begin = time.perf_counter()
-    whole, counted, profile = opened(folder)
-    chosen = named(policy.split()[0], has_guess=False, **POLICIES[policy])
-    spec = fit_to_trace(ModelSpec.named("mixtral-8x7b"), whole)
-    case = Case(whole, spec, chosen, Budget.parse(budget), profile, counted=counted)
+    setup = loaded(folder)
+    case = setup.case(setup.policy(policy.split()[0], **POLICIES[policy]), budget)
     run = fast_simulate(case, hardware_profile("rtx4090-pcie4"))
     took = time.perf_counter() - begin
     run = replace(run, steps=None)

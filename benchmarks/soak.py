@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crisp.hw.decisions import DecisionLog, replay_decisions, same_decisions
@@ -26,13 +26,10 @@ from crisp.hw.model.resident import ResidentModel, open_resident
 from crisp.hw.replay import replay
 from crisp.hw.store.packing import pack
 from crisp.policy import Budget, Policy, named
-from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
-from crisp.scheduler.workload import split
+from crisp.run.inputs import LoadedInputs, TraceSource, load_inputs
 from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
-from crisp.trace import RoutingTrace
-from crisp.trace.bundled import bundled_traces
 from crisp.trace.fitting import fit_to_trace
 
 MODELS = {"tiny-mixtral": 16, "tiny-deepseek": 16}  # neurons of a block
@@ -47,8 +44,7 @@ class Subject:
     """A model, its store, and routing of it."""
 
     model: ResidentModel
-    rest: RoutingTrace
-    profile: Profile
+    inputs: LoadedInputs
 
 
 @dataclass(frozen=True)
@@ -77,8 +73,8 @@ def subject(name: str, folder: Path) -> Subject:
     """A small trained model from the checkout, packed."""
     checkpoint = Path(__file__).parents[1] / "traces" / name
     store = pack(checkpoint, folder / name, dtype="fp32", block=MODELS[name])
-    first, rest, _ = split(RoutingTrace.load(bundled_traces()[f"{name}-code"]))
-    return Subject(open_resident(checkpoint, store), rest, Profile.from_trace(first))
+    inputs = load_inputs(TraceSource.resolve(f"{name}-code"))
+    return Subject(open_resident(checkpoint, store), inputs)
 
 
 def policy(draw: random.Random) -> Policy:
@@ -109,8 +105,8 @@ def a_replay(one: Subject, draw: random.Random, chosen: Policy, budget: Budget) 
         chunk=draw.choice([16, 512]),
         limit=draw.choice([5, 40]),
     )
-    spec = fit_to_trace(one.model.store.spec, one.rest)
-    case, seen = Case(one.rest, spec, chosen, budget, one.profile, conditions), DecisionLog()
+    spec = fit_to_trace(one.model.store.spec, one.inputs.trace)
+    case, seen = one.inputs.case(spec, chosen, budget, conditions), DecisionLog()
     replay(case, one.model.store, DeviceOptions(), sinks=[seen.sink], watch=seen.watch)
     return right(case, seen)
 
@@ -125,7 +121,7 @@ def a_text(
     )
     made = generate(
         one.model, chosen, budget, DeviceOptions(), PROMPT, NEW_TOKENS,
-        profile=one.profile, conditions=conditions, sinks=[seen.sink], watch=seen.watch,
+        profile=one.inputs.profile, conditions=conditions, sinks=[seen.sink], watch=seen.watch,
     )  # fmt: skip
     if chosen.to_dict()["width"] == "full":
         first = texts.setdefault(one.model.loaded.name, made.text)
@@ -133,7 +129,8 @@ def a_text(
             print(f"  wrote {made.text!r}, before {first!r}")
             return False
     spec = one.model.store.spec
-    return right(Case(made.trace, spec, chosen, budget, one.profile, conditions), seen)
+    written = replace(one.inputs, trace=made.trace)
+    return right(written.case(spec, chosen, budget, conditions), seen)
 
 
 def soak(seconds: float, seed: int) -> int:

@@ -1,4 +1,4 @@
-"""replay(): the same run as `crisp.sim.simulate`, to the nanosecond and the byte, compiled.
+"""fast_simulate(): the same run as `crisp.sim.simulate`, to the nanosecond and the byte, compiled.
 
 It keeps no timeline, and refuses what it cannot do exactly.
 """
@@ -7,48 +7,54 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from crisp.hardware.energy import modelled
+from crisp.hardware.energy import modelled_energy
 from crisp.hardware.profile import HardwareProfile, cost_model
 from crisp.run.case import Case
 from crisp.run.result import Run, finish
 from crisp.sim.contention import sharing
-from crisp.sim.fast.execution import execute
 from crisp.sim.fast.rules import refused
+from crisp.sim.hardware import hardware_profile
 
 
-def replay(
-    case: Case, hardware: HardwareProfile, *, progress: Callable[[int], None] | None = None
+def fast_simulate(
+    case: Case,
+    hardware: HardwareProfile | str,
+    *,
+    progress: Callable[[int], None] | None = None,
 ) -> Run:
     """Run a case on a simulated machine whose link and compute share nothing.
 
-    progress: called with the number of rows of each step that is laid out.
+    hardware: a profile, or how `hardware_profile` finds one. progress: called with the number of
+    rows of each step that is laid out.
 
     Raises CrispError for conditions that do not go together and for what only `simulate` can do,
     InvariantError for a fault of ours.
     """
-    cost = cost_model(hardware, case.spec)
-    if hardware.kind == "unified":
-        raise refused(f"unified memory, which {hardware.name} has")
+    from crisp.sim.fast.execution import execute  # imports numba, for which others need not wait
+
+    machine = hardware_profile(hardware)
+    cost = cost_model(machine, case.spec)
+    if machine.kind == "unified":
+        raise refused(f"unified memory, which {machine.name} has")
     if sharing(cost, (0, 1)) is not None:
-        raise refused(f"streams that slow each other down, as on {hardware.name}")
+        raise refused(f"streams that slow each other down, as on {machine.name}")
+    start = case.start()
     widths = case.policy.width.bind(case.spec, case.profile, case.trace.header.ordered)
     if case.policy.oracle and widths.residency:
         case.future()  # says why there is none
     found = execute(
         case.spec,
         case.policy,
-        case.capacity(),
-        case.initial(),
+        start,
         by_block=case.conditions.by_block,
         cost=cost,
         trace=case.trace,
         widths=widths,
         steps=case.steps(progress),
-        warmth=case.warmth(),
         following=case.following(),
     )
     return finish(
-        case.settings("fast", hardware.to_dict()),
+        case.settings("fast", machine.to_dict()),
         case.spec,
         cost=cost,
         scheduler=found.decided,
@@ -58,6 +64,6 @@ def replay(
         skipped=found.skipped,
         belady=found.belady,
         sequence=case.trace.sequence,
-        initial=case.initial(),
-        energy=lambda states: modelled(hardware, states),
+        initial=start.resident,
+        energy=lambda states: modelled_energy(machine, states),
     )

@@ -5,27 +5,29 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from crisp.errors import nearest
+from crisp.errors import unknown_name
 from crisp.hardware.profile import HardwareProfile
 
 
-def names() -> list[str]:
-    """Names of the shipped profiles, in alphabetical order."""
+def hardware_profile_names() -> list[str]:
+    """Return the names of the shipped profiles, in alphabetical order."""
     files = (Path(entry.name) for entry in (resources.files("crisp.sim") / "profiles").iterdir())
     return sorted(file.stem for file in files if file.suffix == ".toml")
 
 
-def profile(name_or_path: str | Path) -> HardwareProfile:
-    """A shipped profile by its name, or a user's file by its path.
+def hardware_profile(name_or_path: str | Path | HardwareProfile) -> HardwareProfile:
+    """Return a shipped profile by its name, a user's file by its path, or a profile as it is.
 
     Raises CrispError with the nearest name when it is neither, and for a file that is not a valid
     profile.
     """
-    name, known = str(name_or_path), names()
-    if name in known:
+    if isinstance(name_or_path, HardwareProfile):
+        return name_or_path
+    name, shipped_names = str(name_or_path), hardware_profile_names()
+    if name in shipped_names:
         shipped = resources.files("crisp.sim") / "profiles" / f"{name}.toml"
         with resources.as_file(shipped) as path:
             return HardwareProfile.load(path)
     if name.endswith(".toml") or Path(name).exists():
         return HardwareProfile.load(name)
-    raise nearest(name, known, "hardware profile")
+    raise unknown_name(name, shipped_names, "hardware profile")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from crisp.hardware.energy import modelled
+from crisp.hardware.energy import modelled_energy
 from crisp.hardware.profile import HardwareProfile, cost_model
 from crisp.policy import Cache
 from crisp.run.case import Case
@@ -13,12 +13,13 @@ from crisp.run.result import Run, finish
 from crisp.run.timeline import Recorder, Sink, StepLog
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.sim.bounds import FEW, Belady
-from crisp.sim.streams import Streams
+from crisp.sim.hardware import hardware_profile
+from crisp.sim.streams import SimulatedStreams
 
 
 def simulate(
     case: Case,
-    hardware: HardwareProfile,
+    hardware: HardwareProfile | str,
     *,
     sinks: Sequence[Sink] = (),
     progress: Callable[[int], None] | None = None,
@@ -26,23 +27,25 @@ def simulate(
 ) -> Run:
     """Run a case on a simulated machine.
 
-    sinks: where the timeline goes. progress: called with the number of rows of each step that
-    begins. watch: shown the scheduler whenever an event is over.
+    hardware: a profile, or how `hardware_profile` finds one. sinks: where the timeline goes.
+    progress: called with the number of rows of each step that begins. watch: shown the scheduler
+    whenever an event is over.
 
     Raises CrispError for conditions that do not go together, InvariantError for a fault of ours.
     """
-    cost = cost_model(hardware, case.spec)
-    if hardware.loads_from == "mapped":  # nothing to load: experts are where they are computed
+    machine = hardware_profile(hardware)
+    cost = cost_model(machine, case.spec)
+    if machine.loads_from == "mapped":  # nothing to load: experts are where they are computed
         mapped = replace(case.policy, cache=Cache("static", "global"))
         case = replace(case, policy=mapped, everything=True)
-    workload, scheduler = case.workload(), case.scheduler(cost)
+    workload, scheduler, start = case.workload(), case.scheduler(cost), case.start()
     uses = len(case.rows()) * len(case.spec.moe_layers) * case.trace.k
-    belady = Belady(case.spec, case.capacity(), case.initial(), compiled=uses > FEW)
+    belady = Belady(case.spec, start, compiled=uses > FEW)
     recorder, log = Recorder([*sinks, belady], case.conditions.by_block), StepLog()
-    streams = Streams(case.spec, scheduler, cost, workload, recorder, log, watch)
+    streams = SimulatedStreams(case.spec, scheduler, cost, workload, recorder, log, watch)
     total_ns = streams.run(case.steps(progress))
     return finish(
-        case.settings("simpy", hardware.to_dict()),
+        case.settings("simpy", machine.to_dict()),
         case.spec,
         cost=cost,
         scheduler=scheduler,
@@ -52,6 +55,6 @@ def simulate(
         skipped=workload.skipped,
         belady=belady.blocks,
         sequence=case.trace.sequence,
-        initial=case.initial(),
-        energy=lambda states: modelled(hardware, states),
+        initial=start.resident,
+        energy=lambda states: modelled_energy(machine, states),
     )

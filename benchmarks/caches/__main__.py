@@ -19,10 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # not this folder: its modules have plain names
 
 from joblib import Parallel, delayed  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.progress import track  # noqa: E402
 
-from benchmarks.caches.cells import REAL, Routing, cells, file_of, run  # noqa: E402
+from benchmarks.caches.cells import REAL, cells, file_of, inputs_of, run  # noqa: E402
 from benchmarks.caches.page import CONTENT, write  # noqa: E402
-from crisp.cli.output.progress import progress  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.model.spec import ModelSpec  # noqa: E402
 from crisp.trace.importing.table import import_table  # noqa: E402
@@ -56,15 +57,17 @@ def counted(data: Path | None, folder: Path, jobs: int) -> dict[str, Any]:
         import_table(data / TABLE, real, spec=ModelSpec.named(REAL))
     todo = list(cells(real is not None))
     runs = []
-    with progress("runs", len(todo)) as advance:
-        pool = Parallel(n_jobs=jobs, return_as="generator")
-        for record in pool(delayed(run)(cell, real) for cell in todo):
-            runs.append(record)
-            advance(1)
+    pool = Parallel(n_jobs=jobs, return_as="generator")
+    records = pool(delayed(run)(cell, real) for cell in todo)
+    shown = Console(stderr=True)
+    for record in track(
+        records, "runs", len(todo), console=shown, transient=True, disable=not shown.is_terminal
+    ):
+        runs.append(record)
     traces = {}
     for name in dict.fromkeys(cell.trace for cell in todo):
-        routing = Routing.of(file_of(name, real))
-        traces[name] = {"digest": routing.rest.digest(), "cut": routing.how}
+        inputs = inputs_of(file_of(name, real))
+        traces[name] = {"digest": inputs.trace.digest(), "cut": inputs.split}
     return {"version": 1, "traces": traces, "runs": runs}
 
 

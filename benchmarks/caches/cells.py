@@ -17,10 +17,9 @@ from crisp.hardware.profile import HardwareProfile
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.policy.widths.base import Full
-from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
+from crisp.run.inputs import LoadedInputs
 from crisp.scheduler.oracle import NEVER, Future, soonest
-from crisp.scheduler.workload import split
 from crisp.sim.fast_simulate import fast_simulate
 from crisp.sim.hardware import hardware_profile
 from crisp.trace import RoutingTrace
@@ -107,21 +106,10 @@ def cells(real: bool) -> Iterator[Cell]:
                         )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class Routing:
-    """A trace, cut in two: the profile is counted from the first half, the rest is run."""
-
-    first: RoutingTrace
-    rest: RoutingTrace
-    profile: Profile
-    how: str
-
-    @classmethod
-    @lru_cache(maxsize=2)
-    def of(cls, file: Path) -> Routing:
-        """Read a trace."""
-        first, rest, how = split(RoutingTrace.load(file))
-        return cls(first, rest, Profile.from_trace(first), how)
+@lru_cache(maxsize=2)
+def inputs_of(file: Path) -> LoadedInputs:
+    """Read a trace: the profile is counted from its first half, the rest is run."""
+    return LoadedInputs.from_trace(RoutingTrace.load(file))
 
 
 def geometry(trace: str, routing: RoutingTrace, sized: bool) -> ModelSpec:
@@ -172,19 +160,16 @@ def hardware(name: str) -> HardwareProfile:
 
 def case_of(cell: Cell, real: Path | None) -> Case:
     """What a cell runs."""
-    routing = Routing.of(file_of(cell.trace, real))
-    spec = geometry(cell.trace, routing.rest, sized=cell.section in ("prefetchers", "orders"))
-    trace = routing.rest
+    inputs = inputs_of(file_of(cell.trace, real))
+    k = inputs.trace.k
+    spec = geometry(cell.trace, inputs.trace, sized=cell.section in ("prefetchers", "orders"))
     if cell.by_access:
-        trace, spec = _accesses(trace), spec.with_(top_k=1)
+        inputs = replace(inputs, trace=_accesses(inputs.trace))
+        spec = spec.with_(top_k=1)
     name, parts = cell.policy
-    limit = TOKENS * (routing.rest.k if cell.by_access else 1) if cell.trace == REAL else None
+    limit = TOKENS * (k if cell.by_access else 1) if cell.trace == REAL else None
     conditions = Conditions(granularity=cell.granularity, batch=cell.batch, limit=limit)
-    budget = Budget.parse(cell.budget)
-    return Case(
-        trace, spec, named(name, **parts), budget, routing.profile, conditions, routing.how,
-        counted=routing.first,
-    )  # fmt: skip
+    return inputs.case(spec, named(name, **parts), Budget.parse(cell.budget), conditions)
 
 
 def run(cell: Cell, real: Path | None) -> dict[str, Any]:
@@ -193,7 +178,7 @@ def run(cell: Cell, real: Path | None) -> dict[str, Any]:
     told = cell.named() | {"n_blocks": case.spec.n_blocks}
     tokens, cache = len(case.rows()), case.policy.cache.name
     if cell.by_access:
-        tokens //= Routing.of(file_of(cell.trace, real)).rest.k
+        tokens //= inputs_of(file_of(cell.trace, real)).trace.k
         if cache in theirs.NAMES:
             told |= _theirs(case)
     told["tokens"] = tokens

@@ -27,15 +27,12 @@ from crisp.hw.replay import replay
 from crisp.hw.store.packing import pack_synthetic
 from crisp.hw.store.reader import Store
 from crisp.model.spec import PAGE, ModelSpec
-from crisp.policy import Budget, named
-from crisp.profile import Profile
-from crisp.run.case import Case, Conditions
+from crisp.run.case import Case
+from crisp.run.setup import load_setup
 from crisp.run.timeline import COMPUTE, END, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, Rows
-from crisp.scheduler.workload import split
 from crisp.sim.simulate import simulate
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import bundled_traces
-from crisp.trace.fitting import fit_to_trace
 
 POLICIES = ("fo", "lru", "mo", "crisp")
 BUDGETS = ("10%", "30%", "50%")
@@ -99,17 +96,10 @@ class Cell:
 
     def case(self, store: Store, tokens: int) -> Case:
         """What is run."""
-        trace = RoutingTrace.load(bundled_traces()[self.geometry.trace])
-        counted, rest, how = split(trace.first_layers(min(trace.layers, store.spec.n_layers)))
-        return Case(
-            rest,
-            fit_to_trace(store.spec, rest),
-            named(self.policy),
-            Budget.parse(self.budget),
-            Profile.from_trace(counted),
-            Conditions(self.granularity, limit=tokens),
-            how,
-        )
+        traced = RoutingTrace.load(bundled_traces()[self.geometry.trace]).layers
+        layers = min(traced, store.spec.n_layers)
+        setup = load_setup(self.geometry.trace, model=store.spec, layers=layers)
+        return setup.case(self.policy, self.budget, granularity=self.granularity, limit=tokens)
 
 
 def cells(geometry: Geometry) -> list[Cell]:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-import crisp
 from crisp.cli.commands.explore.compare import compare
 from crisp.cli.commands.explore.demo import demo
 from crisp.cli.commands.explore.explain import explain
@@ -26,7 +25,8 @@ from crisp.cli.commands.run.doctor import doctor
 from crisp.cli.commands.run.energy import energy
 from crisp.cli.commands.run.generate import generate
 from crisp.cli.commands.run.replay import replay
-from crisp.errors import nearest
+from crisp.errors import unknown_name
+from crisp.version import TOOL
 
 
 class Group(TyperGroup):
@@ -35,7 +35,7 @@ class Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command called ``args[0]``."""
         if args[0] not in self.commands:
-            raise nearest(args[0], self.commands, "command")
+            raise unknown_name(args[0], self.commands, "command")
         return super().resolve_command(ctx, args)
 
 
@@ -69,7 +69,7 @@ trace.app.command()(capture)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(crisp.TOOL)
+        typer.echo(TOOL)
         raise typer.Exit
 
 

@@ -1,4 +1,4 @@
-"""Preparing a model (paper, section 4.1), stage by stage, so that a kill costs little.
+"""The preparation of a model (paper, section 4.1), in stages that can be resumed after a kill.
 
 Everything is made in a folder of its own beside the result, which appears when it is complete.
 """
@@ -11,90 +11,95 @@ from typing import Any
 
 import numpy as np
 
-from crisp import TOOL
-from crisp.checkpoint.experts import expert_tensors
+from crisp.checkpoint.expert_tensors import expert_tensors
 from crisp.checkpoint.files import open_checkpoint, refuse_prepared, weights_digest
 from crisp.errors import CrispError
 from crisp.files import atomic
 from crisp.model.spec import ModelSpec
 from crisp.prepare.calibration import Ints
-from crisp.prepare.importance import contributions, curves, permutations, scores
-from crisp.prepare.measuring import (
+from crisp.prepare.folder import PreparationFolder, check_place, refuse_taken, was_finished
+from crisp.prepare.importance import (
+    block_contributions,
+    importance_curves,
+    neuron_scores,
+    permutations,
+)
+from crisp.prepare.measurements import (
     REORDERING,
     WIDTHS,
-    Measured,
+    PreparationMeasurements,
     Report,
-    Request,
-    Subject,
+    add_width_losses,
     measure,
-    read_subject,
-    with_widths,
 )
 from crisp.prepare.reorder import reorder
-from crisp.prepare.roles import spell
-from crisp.prepare.width_losses import LEAST, measured_widths, reordered
-from crisp.prepare.work import Work, check_place, refuse_taken, was_finished
+from crisp.prepare.request import PreparationInputs, PreparationRequest, read_inputs
+from crisp.prepare.roles import spell_method
+from crisp.prepare.width_losses import LEAST, measured_widths, temporarily_reordered
 from crisp.profile import dominant
 from crisp.profile.metadata import FILE, POINTS, Metadata
 from crisp.profile.router_weights import QUANTILES, quantiles
+from crisp.version import TOOL
 
 
-def prepare(source: Path, out: Path, asked: Request, report: Report) -> Metadata:
+def prepare(source: Path, out: Path, request: PreparationRequest, report: Report) -> Metadata:
     """Write the model in ``source``, prepared, to ``out``, which must be a new folder or empty.
 
-    Called again after a kill it goes on where it was. Raises CrispError for what cannot be
-    prepared, before any work where that can be known.
+    Called again after a kill it resumes. report: called with (stage, done, total). Raises
+    CrispError for what cannot be prepared, before any work where that can be known.
     """
-    spec = _geometry(source, asked)
+    spec = _geometry(source, request)
     refuse_prepared(source)
     check_place(out, source)
-    request = asked.digest(source)
-    if was_finished(out, request):
+    digest = request.digest(source)
+    if was_finished(out, digest):
         return Metadata.load(out / FILE)
     refuse_taken(out)
-    subject = read_subject(source, asked)
-    expert_tensors(open_checkpoint(source), subject.found)  # refused now, not after the work
-    with Work.open(out, request) as work:
-        measured = measure(subject, asked, report, work)
-        orders = permutations(scores(asked.order, measured.calibration, measured.experts))
-        if subject.sample is not None:
-            with work.timed(WIDTHS), reordered(measured.experts, orders):
-                measured = with_widths(measured, subject, spec, report, work)
-        made = work.folder / "model"
-        made.mkdir(exist_ok=True)
+    inputs = read_inputs(source, request)
+    expert_tensors(open_checkpoint(source), inputs.layout)  # refused now, not after the work
+    with PreparationFolder.open(out, digest) as work:
+        measurements = measure(inputs, request, report, work)
+        scores = neuron_scores(request.order, measurements.calibration, measurements.experts)
+        orders = permutations(scores)
+        if inputs.sample is not None:
+            with work.timed(WIDTHS), temporarily_reordered(measurements.experts, orders):
+                measurements = add_width_losses(measurements, inputs, spec, report, work)
+        model = work.folder / "model"
+        model.mkdir(exist_ok=True)
         with work.timed(REORDERING):
-            digest = reorder(
+            weights = reorder(
                 source,
-                made,
+                model,
                 orders,
-                subject.found,
+                inputs.layout,
                 progress=lambda done, total: report(REORDERING, done, total),
                 done=work.folder / "reordered",
             )
         facts = {"source": source.resolve().name, "seconds": work.seconds}
-        metadata = _metadata(spec, asked, subject, measured, orders, digest, facts)
-        metadata.save(made / FILE)
-        with atomic(made / "README.md") as temporary:
+        metadata = _metadata(spec, request, inputs, measurements, orders, weights, facts)
+        metadata.save(model / FILE)
+        with atomic(model / "README.md") as temporary:
             temporary.write_text(_readme(metadata))
-        work.finish(made, out)
+        work.finish(model, out)
     return metadata
 
 
-def refresh(folder: Path, asked: Request, report: Report) -> Metadata:
-    """Counts, roles, curves and contributions of a prepared model, new from other text (A.2).
+def refresh(folder: Path, request: PreparationRequest, report: Report) -> Metadata:
+    """Measure a prepared model on other text; return its new metadata (paper, A.2).
 
-    The weights and the order of their neurons stay. Nothing is written.
+    Counts, roles, curves and contributions are new; the weights and the order of their neurons
+    stay. Nothing is written.
     """
-    _geometry(folder, asked)
-    before = prepared(folder)
+    _geometry(folder, request)
+    before = prepared_metadata(folder)
     before.check_weights(weights_digest(folder), str(folder))
-    subject = read_subject(folder, asked)
-    measured = measure(subject, asked, report)
-    if subject.sample is not None:
-        measured = with_widths(measured, subject, before.spec, report)
-    stay = {
+    inputs = read_inputs(folder, request)
+    measurements = measure(inputs, request, report)
+    if inputs.sample is not None:
+        measurements = add_width_losses(measurements, inputs, before.spec, report)
+    unchanged = {  # by layer [E, d_ff]
         layer: np.broadcast_to(np.arange(sums.activation.shape[1]), sums.activation.shape)
-        for layer, sums in measured.calibration.layers.items()
+        for layer, sums in measurements.calibration.layers.items()
     }
     first = before.provenance.get("ordered_from", before.provenance)
     facts = {
@@ -102,57 +107,61 @@ def refresh(folder: Path, asked: Request, report: Report) -> Metadata:
         "refreshed": True,
         "ordered_from": {key: first[key] for key in ("texts", "tokens", "window") if key in first},
     }
-    return _metadata(before.spec, asked, subject, measured, stay, before.weights, facts)
+    return _metadata(before.spec, request, inputs, measurements, unchanged, before.weights, facts)
 
 
-def prepared(folder: Path) -> Metadata:
-    """The metadata of a prepared model; CrispError if it is none."""
+def prepared_metadata(folder: Path) -> Metadata:
+    """Return the metadata of a prepared model; CrispError if it is not prepared."""
     if not (folder / FILE).is_file():
         raise CrispError(f"{folder}: is not prepared: it holds no {FILE}")
     return Metadata.load(folder / FILE)
 
 
-def _geometry(source: Path, asked: Request) -> ModelSpec:
-    """The model's, after a look at its files; CrispError for what can be known before any work."""
+def _geometry(source: Path, request: PreparationRequest) -> ModelSpec:
+    """Return the model's geometry; CrispError for what can be refused before any work."""
     if not source.is_dir():
         raise CrispError(f"{source}: is no folder; one with a transformers checkpoint was expected")
     open_checkpoint(source)
-    for path in asked.texts:
+    for path in request.texts:
         if not path.is_file():
             raise CrispError(f"{path}: no such file; a text was expected")
-    return ModelSpec.from_config(source).with_(block=asked.block)
+    return ModelSpec.from_config(source).with_(block=request.block)
 
 
 def _readme(metadata: Metadata) -> str:
-    """A page for the prepared model, which is not quite the one its own page speaks of."""
-    found = metadata.provenance
-    texts = "".join(f"- {text}\n" for text in found["texts"])
+    """Return a README for the prepared model, which differs from the one of the original."""
+    provenance, source = metadata.provenance, metadata.provenance["source"]
+    texts = "".join(f"- {text}\n" for text in provenance["texts"])
     return (
-        f"# {found['source']}, prepared\n\n"
-        f"{found['source']} with the neurons of its routed experts in another order, and all else "
-        "as it was: it computes the\nsame and loads the same way. Its own page and licence go for "
-        f"it, but for hashes of the weights.\n\nMade by {found['tool']}: neurons by "
-        f"{metadata.order}, {metadata.roles_told}. What was found out lies in\n`{FILE}`, from "
-        f"{found['tokens']:,} tokens, {found['window']:,} at a time, of\n\n{texts}"
+        f"# {source}, prepared\n\n"
+        f"{source} with the neurons of its routed experts in another order and everything else as "
+        "it was: it computes\nthe same and loads the same way. Its own page and licence apply, but "
+        f"for hashes of the weights.\n\nMade by {provenance['tool']}: neurons by "
+        f"{metadata.order}, {metadata.roles_description}. The measurements lie in\n`{FILE}`, from "
+        f"{provenance['tokens']:,} tokens, {provenance['window']:,} at a time, of\n\n{texts}"
     )
 
 
 def _metadata(
     spec: ModelSpec,
-    asked: Request,
-    subject: Subject,
-    measured: Measured,
+    request: PreparationRequest,
+    inputs: PreparationInputs,
+    measurements: PreparationMeasurements,
     orders: Mapping[int, Ints],
-    digest: str,
+    weights: str,
     facts: Mapping[str, Any],
 ) -> Metadata:
-    calibration = measured.calibration
+    """Return the metadata of the weights whose digest is ``weights``.
+
+    orders: by layer [E, d_ff]; facts: entries of the provenance that only the caller knows.
+    """
+    calibration = measurements.calibration
     by_layer: dict[str, Mapping[int, Any]] = {
         "expert_counts": {layer: sums.tokens for layer, sums in calibration.layers.items()},
         "pair_counts": {layer: sums.pair_counts for layer, sums in calibration.layers.items()},
-        "increase": measured.increase,
-        "curves": curves(calibration, orders),
-        "contributions": contributions(calibration, orders, measured.experts, spec.block),
+        "increase": measurements.increase,
+        "curves": importance_curves(calibration, orders),
+        "contributions": block_contributions(calibration, orders, measurements.experts, spec.block),
         "router_weights": {
             layer: quantiles(sums.weighted) for layer, sums in calibration.layers.items()
         },
@@ -166,12 +175,16 @@ def _metadata(
         "contributions": np.zeros((layers, n, spec.n_blocks), np.float32),
         "router_weights": np.zeros((layers, n, QUANTILES), np.float16),
     }
-    if measured.widths is not None:
+    if measurements.widths is not None:
         shape = (layers, n, 2)
         whole["width_losses"] = np.full((*shape, spec.n_blocks + 1), np.nan, np.float32)
         whole["role_counts"] = np.zeros(shape, np.int64)
-        by_layer["width_losses"] = {at: one.losses for at, one in measured.widths.items()}
-        by_layer["role_counts"] = {at: one.counts for at, one in measured.widths.items()}
+        by_layer["width_losses"] = {
+            layer: widths.losses for layer, widths in measurements.widths.items()
+        }
+        by_layer["role_counts"] = {
+            layer: widths.counts for layer, widths in measurements.widths.items()
+        }
     for name, values in by_layer.items():
         for layer, value in values.items():
             whole[name][layer] = value
@@ -179,22 +192,22 @@ def _metadata(
     roles = dominant(whole["increase"])
     provenance = {
         **facts,
-        "texts": subject.windows.dataset,
+        "texts": inputs.windows.dataset,
         "tokens": calibration.tokens,
-        "window": subject.windows.window,
-        "layerwise": asked.layerwise,
+        "window": inputs.windows.window,
+        "layerwise": request.layerwise,
         "roles": {
-            "method": spell(asked.method),
+            "method": spell_method(request.method),
             "pairs": int(pairs.sum()),
             "measured": int((pairs & (roles >= 0)).sum()),
         },
         "unreached": [list(pair) for pair in calibration.unreached],
         "tool": TOOL,
     }
-    if subject.sample is not None:
+    if inputs.sample is not None:
         provenance["width_losses"] = {
-            "tokens": subject.sample.fed,
+            "tokens": inputs.sample.n_fed,
             "widths": measured_widths(spec),
             "least": LEAST,
         }
-    return Metadata(spec, digest, str(asked.order), provenance=provenance, **whole)
+    return Metadata(spec, weights, str(request.order), provenance=provenance, **whole)

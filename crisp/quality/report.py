@@ -1,4 +1,4 @@
-"""A policy's quality, with everything it was measured under: as data, and as a file."""
+"""The report of a policy's quality with its settings, as data and as a JSON file."""
 
 from __future__ import annotations
 
@@ -7,54 +7,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from crisp import TOOL
 from crisp.quality.scores import Scores
 from crisp.quality.tasks import TaskScore
-from crisp.quality.tiers import OfTier
+from crisp.quality.tiers import TierQuality
 from crisp.statistics import Estimate, as_json
+from crisp.version import TOOL
 
 VERSION = 1
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What is measured of all windows, and of those of each text. The last two compare with the
-    reference on the same windows (None: there was none).
+class QualityFigures:
+    """The quality figures of one text, or of all of them.
+
+    The last two compare with the reference on the same windows; None: there was no reference.
     """
 
     text: str | None  # its name; None: all texts
-    tokens: int
+    tokens: int  # scored
     perplexity: Estimate
     ratio: Estimate | None  # perplexity over the reference's
     retention: Estimate | None  # share of tokens whose top prediction is the reference's
 
     def to_dict(self) -> dict[str, Any]:
-        """Safe for JSON."""
-        own = {"text": self.text, "tokens": self.tokens}
-        return own | as_json(
-            {"perplexity": self.perplexity, "ratio": self.ratio, "retention": self.retention}
-        )
+        """Return a dict that is safe for JSON."""
+        figures = {"perplexity": self.perplexity, "ratio": self.ratio, "retention": self.retention}
+        return {"text": self.text, "tokens": self.tokens} | as_json(figures)
 
 
 @dataclass(frozen=True, eq=False)
 class Quality:
-    """A measurement: ``settings`` is all it was made under.
+    """The result of one evaluation."""
 
-    ``costs``: bytes and counts a token; one that could not be had is None, and ``unavailable`` says
-    why. ``by_tier`` is empty for widths that know no tiers, and for the reference.
-    """
-
-    settings: dict[str, Any]
-    whole: Figures
-    costs: dict[str, float | None]
-    unavailable: dict[str, str]
-    by_text: list[Figures]
-    by_tier: list[OfTier]
+    settings: dict[str, Any]  # everything the measurement was made under
+    whole: QualityFigures  # of all texts
+    costs: dict[str, float | None]  # bytes and counts per token; None: not available
+    unavailable: dict[str, str]  # why a figure is None
+    by_text: list[QualityFigures]
+    by_tier: list[TierQuality]  # empty for widths without tiers, and for the reference
     scores: Scores
     tasks: list[TaskScore]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the scores of single tokens, safe for JSON."""
+        """Return everything but the scores of single tokens, safe for JSON."""
         whole = self.whole.to_dict()
         del whole["text"]
         return {
@@ -67,11 +62,11 @@ class Quality:
         }
 
 
-def to_json(measured: Sequence[Quality]) -> str:
-    """The text of a file: the reference first. The same measurement gives the same bytes."""
+def to_json(qualities: Sequence[Quality]) -> str:
+    """Return the text of a quality file, the reference first; equal results give equal bytes."""
     content = {
         "version": VERSION,
         "tool": TOOL,
-        "results": [quality.to_dict() for quality in measured],
+        "results": [quality.to_dict() for quality in qualities],
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"

@@ -15,12 +15,12 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from crisp import TOOL
 from crisp.report.caveats import caveats
 from crisp.report.conditions import DifferingSetting, SharedConditions, count_values
 from crisp.report.data import page_data
 from crisp.report.table import RunTable
 from crisp.report.timelines import Timeline
+from crisp.version import TOOL
 
 _SCRIPTS = ("common.js", "charts.js", "table.js", "timeline.js", "main.js")  # in this order
 _MOST_VALUES = 12  # of a setting that differs

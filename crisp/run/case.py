@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crisp.errors import CrispError, nearest
+from crisp.errors import CrispError, unknown_name
 from crisp.hardware.profile import CostModel, HardwareProfile, cost_model
 from crisp.model.spec import ModelSpec
-from crisp.policy import Budget, Policy, static_residents, warmth
-from crisp.profile import Following, Profile
+from crisp.policy import Budget, Policy
+from crisp.policy.prefetch import PROFILE, ROUTER
+from crisp.profile import Profile, Transitions
+from crisp.scheduler.assembly import new_scheduler, starting_state
 from crisp.scheduler.oracle import Future, look_ahead
+from crisp.scheduler.residency import StartingState
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.workload import PHASES, Step, Workload, chosen_rows, plan
 from crisp.trace import RoutingTrace
@@ -35,9 +38,9 @@ class Conditions:
 
     def __post_init__(self) -> None:
         if self.granularity not in GRANULARITIES:
-            raise nearest(self.granularity, GRANULARITIES, "granularity")
+            raise unknown_name(self.granularity, GRANULARITIES, "granularity")
         if self.phase not in PHASES:
-            raise nearest(self.phase, PHASES, "phase")
+            raise unknown_name(self.phase, PHASES, "phase")
         for name in ("batch", "chunk", "limit"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -55,9 +58,9 @@ class Conditions:
 class Case:
     """One run of a trace, but for the machine.
 
-    spec: from `crisp.trace.fitting.fit`, so that it has the trace's layers. profile: the counts
-    that tiers, anchors and static caches come from; split: where they come from, in words. file:
-    the trace file's name and digest, if ``trace`` is a part of one.
+    spec: from `crisp.trace.fitting.fit_to_trace`, so that it has the trace's layers. profile: the
+    counts that tiers, anchors and static caches come from; split: where they come from, in words.
+    file: the trace file's name and digest, if ``trace`` is a part of one.
     """
 
     trace: RoutingTrace
@@ -77,15 +80,9 @@ class Case:
             return [self.spec.n_routed * self.spec.n_blocks]
         return self.budget.capacity(self.spec, self.policy.cache)
 
-    def initial(self) -> list[int] | None:
-        """Blocks of each expert that are resident from the start."""
-        if self.policy.cache.name != "static":
-            return None
-        return static_residents(self.spec, self.profile, self.policy.cache, self.capacity())
-
-    def warmth(self) -> list[int] | None:
-        """Of each expert, where the cache asks for it."""
-        return warmth(self.spec, self.profile) if self.policy.cache.name == "tier-aware" else None
+    def start(self) -> StartingState:
+        """Return what is on the device before the first event."""
+        return starting_state(self.spec, self.policy.cache, self.profile, self.capacity())
 
     def future(self) -> Future:
         """All tasks to come. Raises CrispError where they depend on what is resident."""
@@ -114,34 +111,33 @@ class Case:
 
     def scheduler(self, cost: CostModel | None) -> EventScheduler:
         """A scheduler that has seen nothing yet; orders that ask for times need a cost."""
-        return EventScheduler(
+        return new_scheduler(
             self.spec,
             self.policy,
+            self.profile,
             self.capacity(),
             granularity=self.conditions.granularity,
             cost=cost,
-            initial=self.initial(),
-            warmth=self.warmth(),
             future=self.future() if self.policy.oracle else None,
         )
 
     def workload(self) -> Workload:
         """The tasks of the events."""
         widths = self.policy.width.bind(self.spec, self.profile, self.trace.header.ordered)
-        return Workload(self.trace, widths, self.policy.prefetch.name == "guess", self.following())
+        return Workload(self.trace, widths, self.policy.prefetch.source == ROUTER, self.following())
 
-    def following(self) -> Following | None:
+    def following(self) -> Transitions | None:
         """What usually comes next, where the prefetcher asks for it; CrispError if nobody knows."""
-        if self.policy.prefetch.name != "frequent":
+        if self.policy.prefetch.source != PROFILE:
             return None
-        return Following.from_trace(self._counted(), self.profile.expert_counts)
+        return Transitions.from_trace(self._counted(), self.profile.expert_counts)
 
     def _counted(self) -> RoutingTrace:
         """What the profile was counted from; CrispError if nobody knows."""
         if self.counted is None:
             raise CrispError(
-                "prefetch frequent: asks which experts follow which, which only a trace says; give "
-                "--profile TRACE in the place of metadata"
+                f"prefetch {self.policy.prefetch.name}: asks which experts follow which, which "
+                "only a trace says; give --profile TRACE in the place of metadata"
             )
         return self.counted
 
@@ -159,7 +155,7 @@ class Case:
         """All of it, resolved, safe for JSON: what two runs must share to be compared."""
         header, blocks = self.trace.header, sum(self.capacity())
         profile = {"sha256": self.profile.digest(), "from": self.split}
-        if self.policy.prefetch.name == "frequent":
+        if self.policy.prefetch.source == PROFILE:
             profile["trace"] = self._counted().digest()
         return {
             "engine": engine,
@@ -201,4 +197,4 @@ def check_times(policy: Policy, hardware: HardwareProfile | None) -> None:
 
 
 def _timed(policy: Policy) -> bool:
-    return policy.order.rule is not None and policy.order.rule.timed
+    return policy.order.rule.timed

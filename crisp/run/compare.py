@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.errors import CrispError
-from crisp.run.result import Run, load, nth
+from crisp.run.result import Run, load_runs, nth
 from crisp.run.timeline import (
     BLOCKS,
     COMPUTE,
@@ -110,7 +110,7 @@ def one_run(path: Path, number: int | None = None, *, measured: bool) -> Run:
     """The run in a file that holds one, or its ``number``th, from 1; CrispError if it holds more or
     fewer, or one of the other kind.
     """
-    runs = load(path)
+    runs = load_runs(path)
     if number is None and len(runs) != 1:
         raise CrispError(f"{path}: holds {len(runs)} runs, expected one; --run says which")
     run = nth(runs, 1 if number is None else number, path)

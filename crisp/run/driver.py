@@ -7,7 +7,7 @@ it can be lived through again, in a scheduler that has seen nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from crisp.run.timeline import COMPUTE, EVENT, KIND, LAYER, LAYER_ID, Rows
 from crisp.scheduler.scheduler import EventScheduler
@@ -51,9 +51,9 @@ class Driver:
         return task
 
 
-def relive(
+def replay_timeline(
     scheduler: EventScheduler,
-    events: Iterator[tuple[int, list[Task], Iterable[int]]],
+    events: Iterator[tuple[int, list[Task], Sequence[int]]],
     timeline: Rows,
     watch: Callable[[EventScheduler], None],
 ) -> Iterator[tuple[Load | None, Task | None]]:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from crisp.errors import CrispError
 from crisp.run.result import Run
 from crisp.statistics import CONFIDENCE, Interval, interval
-from crisp.units import exact
+from crisp.units import parse_fraction
 
 LEAST = 3  # runs, before an interval may be narrow enough
 MOST = 20  # runs, where nobody says how many
@@ -39,7 +39,7 @@ class Rule:
             raise CrispError(f"{prefix}repeats {most}: expected 1 or more")
         if within is None:
             return cls(None, most or 1)
-        share = exact(within, f"{prefix}within")
+        share = parse_fraction(within, f"{prefix}within")
         if not 0 < share < 1:
             raise CrispError(f"{prefix}within {within}: expected a share of the mean, such as 5%")
         return cls(float(share), most or MOST)

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crisp import TOOL
 from crisp.errors import CrispError, InvariantError
 from crisp.files import atomic
-from crisp.hardware.energy import Energy, States
+from crisp.hardware.energy import Energy, StateDurations
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.run.counters import Decided
 from crisp.run.schema import check
 from crisp.run.timeline import StepLog, Steps, Totals
 from crisp.trace import DECODE
+from crisp.version import TOOL
 
 VERSION = 1
 
@@ -81,13 +81,13 @@ def to_json(runs: Run | list[Run]) -> str:
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def save(runs: Run | list[Run], path: str | Path) -> None:
+def save_runs(runs: Run | list[Run], path: str | Path) -> None:
     """Write ``run.json``."""
     with atomic(path) as temporary:
         temporary.write_text(to_json(runs), encoding="utf-8")
 
 
-def load(path: str | Path) -> list[Run]:
+def load_runs(path: str | Path) -> list[Run]:
     """The runs in a file that `save` wrote, one at least; CrispError if it is something else."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -128,7 +128,7 @@ def finish(
     total_ns: int,
     skipped: int,
     initial: Sequence[int] | None,
-    energy: Callable[[States], Energy | str],
+    energy: Callable[[StateDurations], Energy | str],
     host: HostTimes | None = None,
     belady: int | None = None,
     sequence: npt.NDArray[np.int32] | None = None,
@@ -151,7 +151,7 @@ def finish(
     blocks, ahead = scheduler.blocks_loaded, scheduler.ahead
     both = sums.compute_hidden + sums.layer_hidden
     busy = sums.compute + sums.layer
-    states = States(total_ns - sums.link - busy + both, sums.link - both, busy - both, both)
+    states = StateDurations(total_ns - sums.link - busy + both, sums.link - both, busy - both, both)
     _check(scheduler, sums, states, total_ns, belady, timed=cost is not None)
     stall = total_ns - busy
     n_bytes = blocks * spec.block_bytes
@@ -279,7 +279,7 @@ def _share(part: int, whole: int) -> float | None:
 def _check(
     scheduler: Decided,
     sums: Totals,
-    states: States,
+    states: StateDurations,
     total_ns: int,
     belady: int | None,
     timed: bool,

@@ -7,7 +7,6 @@ from typing import Any
 
 from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
-from crisp.policy.prefetch import PREFETCHERS
 
 COUNTS = (
     "total_ns", "tokens", "tasks", "hits", "partial_hits", "skipped", "blocks_loaded",
@@ -31,8 +30,7 @@ _SETTINGS: dict[str, Any] = {
     "engine": ("simpy", "fast", "hw"),
     "trace": {"rows": int},
     "model": {},
-    "policy": dict.fromkeys(("name", "width", "order", "cache", "scope", "unit"), str)
-    | {"prefetch": PREFETCHERS},
+    "policy": dict.fromkeys(("name", "width", "order", "cache", "scope", "unit", "prefetch"), str),
     "budget": {"asked": str},
     "phase": str,
     "batch": int,

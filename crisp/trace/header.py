@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from crisp import TOOL
 from crisp.errors import CrispError
+from crisp.version import TOOL
 
 VERSION = 1
 _FORMAT = "crisp-trace"

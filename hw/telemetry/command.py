@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from crisp import TOOL
-from crisp.errors import CrispError, nearest
-from crisp.hardware.energy import Energy, Meter, States
-from crisp.hw.telemetry.child import Ended, run
+from crisp.errors import CrispError, unknown_name
+from crisp.hardware.energy import Energy, Meter, StateDurations
+from crisp.hw.telemetry.child import CompletedCommand, run
 from crisp.hw.telemetry.metering import metering
 from crisp.run.repeats import INTERRUPTED, NoMoreError, Rule, repeat
 from crisp.statistics import CONFIDENCE, Interval, interval
+from crisp.version import TOOL
 
 VERSION = 1
 NO_REST = "what the machine draws at rest was not measured"
 
 _DEVICES = ("unified", "cuda", "cpu")  # from the most particular meter to the one most have
-_UNKNOWN = States(0, 0, 0, 0)  # a command's streams
+_UNKNOWN = StateDurations(0, 0, 0, 0)  # a command's streams
 
 
 @dataclass(frozen=True)
-class Once:
+class MeteredRun:
     """One run of the command; energy: or why there is none."""
 
-    ended: Ended
+    ended: CompletedCommand
     energy: Energy | str
 
     def to_dict(self) -> dict[str, Any]:
@@ -47,14 +47,14 @@ class Once:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeteredCommand:
     """The runs that count. code: of the last one, whether it counts or not. interrupt: what ended
     the repeats, if no command was running then.
     """
 
     command: Sequence[str]
     rule: Rule
-    runs: Sequence[Once]
+    runs: Sequence[MeteredRun]
     ended: str  # why there are no more
     code: int
     interrupt: KeyboardInterrupt | None = None
@@ -114,19 +114,19 @@ class Measured:
         return told
 
 
-def measure(command: Sequence[str], meter: Meter | str, idle: float, rule: Rule) -> Measured:
+def measure(command: Sequence[str], meter: Meter | str, idle: float, rule: Rule) -> MeteredCommand:
     """Run a command as often as the rule asks while it succeeds; once where nothing can be metered.
 
     meter: or why there is none. idle: seconds at rest before each run.
     """
     codes: list[int] = []
 
-    def once() -> Once:
+    def once() -> MeteredRun:
         run = _once(command, meter, idle)
         codes.append(run.ended.code)
         return run
 
-    def again() -> Once:
+    def again() -> MeteredRun:
         run = once()
         if run.ended.asked_to_end:
             raise NoMoreError(INTERRUPTED)
@@ -138,14 +138,14 @@ def measure(command: Sequence[str], meter: Meter | str, idle: float, rule: Rule)
 
     first = once()
     if isinstance(first.energy, str):
-        return Measured(command, rule, [first], first.energy, codes[-1])
+        return MeteredCommand(command, rule, [first], first.energy, codes[-1])
     if first.ended.asked_to_end:
-        return Measured(command, rule, [first], INTERRUPTED, codes[-1])
+        return MeteredCommand(command, rule, [first], INTERRUPTED, codes[-1])
     if first.ended.code:
         why = f"it ended with exit code {first.ended.code}"
-        return Measured(command, rule, [first], why, codes[-1])
+        return MeteredCommand(command, rule, [first], why, codes[-1])
     series = repeat(first, again, _joules, rule)
-    return Measured(command, rule, series.items, series.ended, codes[-1], series.interrupt)
+    return MeteredCommand(command, rule, series.items, series.ended, codes[-1], series.interrupt)
 
 
 def find_meter(name: str | None) -> Meter | str:
@@ -162,7 +162,7 @@ def find_meter(name: str | None) -> Meter | str:
             several = ", ".join(one.name for one in found)
             raise CrispError(f"--meter {name}: could be {several}; name one of them")
         if not found:
-            raise nearest(name, [one.name for one in known], "meter")
+            raise unknown_name(name, [one.name for one in known], "meter")
         return found[0]
     for device in _DEVICES:
         meter = chosen(device)
@@ -173,16 +173,16 @@ def find_meter(name: str | None) -> Meter | str:
     return f"no meter can be read ({told}); crisp doctor says what can be done"
 
 
-def _once(command: Sequence[str], meter: Meter | str, idle: float) -> Once:
+def _once(command: Sequence[str], meter: Meter | str, idle: float) -> MeteredRun:
     if isinstance(meter, str):
-        return Once(run(command), meter)
+        return MeteredRun(run(command), meter)
     with metering(meter, None, idle) as metered:
         metered.start()
         ended = run(command)
         metered.stop()
-    return Once(ended, metered.energy(_UNKNOWN))
+    return MeteredRun(ended, metered.energy(_UNKNOWN))
 
 
-def _joules(run: Once) -> float:
+def _joules(run: MeteredRun) -> float:
     assert isinstance(run.energy, Energy)
     return run.energy.gross_j

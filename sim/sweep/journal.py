@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from crisp import TOOL
 from crisp.errors import CrispError
+from crisp.version import TOOL
 
 Record = dict[str, Any]  # "cell": its key; "row": a line of the results; "sequences": or None
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, overload
 
-from crisp.errors import CrispError, nearest
+from crisp.errors import CrispError, unknown_name
 from crisp.policy.spelling import decimal
-from crisp.units import exact
+from crisp.units import parse_fraction
 
 # The slowest first, so that cells that share a trace follow one another.
 BEFORE = (
@@ -30,13 +30,13 @@ PARTS = ("width", "order", "cache", "scope", "unit", "prefetch")
 KEYS = (*BEFORE, "policy", *PARTS, "budget")
 NEEDED = ("trace", "policy", "budget")
 
-Asked = Mapping[str, str]  # one value for each key that is set, and for each name in braces
+CellSettings = Mapping[str, str]  # one value for each key that is set, and for each name in braces
 _NAME = re.compile(r"\{([A-Za-z_]\w*)\}")
 _RANGE = ("from", "to", "step")
 _MOST = 1 << 62  # values of a range: Python has no longer sequences
 
 
-class Steps(Sequence[str]):
+class ValueRange(Sequence[str]):
     """``from``, ``from + step``, ... up to ``to``, exactly."""
 
     def __init__(self, first: Fraction, last: Fraction, step: Fraction) -> None:
@@ -69,7 +69,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Grid:
+class SweepGrid:
     """Every combination of its axes."""
 
     axes: tuple[Axis, ...]  # the last one varies fastest
@@ -79,7 +79,7 @@ class Grid:
         """Combinations."""
         return prod(len(axis.values) for axis in self.axes)
 
-    def at(self, place: int) -> Asked:
+    def at(self, place: int) -> CellSettings:
         """The combination at a place below `count`."""
         chosen: dict[str, str] = {}
         for axis in reversed(self.axes):
@@ -93,7 +93,7 @@ class Sweep:
     """All that is asked for. drawn: cells drawn from each grid at random; None: all."""
 
     name: str
-    grids: tuple[Grid, ...]
+    grids: tuple[SweepGrid, ...]
     drawn: int | None = None
     seed: int = 0
 
@@ -103,13 +103,13 @@ class Sweep:
         return sum(grid.count if self.drawn is None else min(grid.count, self.drawn)
                    for grid in self.grids)  # fmt: skip
 
-    def cells(self) -> Iterator[Asked]:
+    def cells(self) -> Iterator[CellSettings]:
         """What each cell asks for, in order."""
         for number, grid in enumerate(self.grids):
             for place in self._places(number, grid):
                 yield grid.at(place)
 
-    def some(self, n: int) -> list[Asked]:
+    def some(self, n: int) -> list[CellSettings]:
         """``n`` cells at most, from all over the sweep, in its order."""
         draw, each = Random(self.count), -(-n // len(self.grids))
         found = []
@@ -120,10 +120,10 @@ class Sweep:
             found += [grid.at(own[place] if own else place) for place in sorted(places)]
         return found[:n]
 
-    def _whole(self, grid: Grid) -> bool:
+    def _whole(self, grid: SweepGrid) -> bool:
         return self.drawn is None or grid.count <= self.drawn
 
-    def _places(self, number: int, grid: Grid) -> Iterator[int]:
+    def _places(self, number: int, grid: SweepGrid) -> Iterator[int]:
         if self.drawn is None or self._whole(grid):
             place = 0
             while place < grid.count:  # a range may be too long for range()
@@ -179,7 +179,7 @@ def read(path: Path | None, flags: Mapping[str, Sequence[str]]) -> Sweep:
             raise _unknown(axis, used)
     for key in search:
         if key not in ("random", "seed"):
-            raise CrispError(f"{where}: search: {nearest(key, ('random', 'seed'), 'key')}")
+            raise CrispError(f"{where}: search: {unknown_name(key, ('random', 'seed'), 'key')}")
     for key, least in (("random", 1), ("seed", 0)):
         value = search.get(key, least)
         if type(value) is not int or value < least:
@@ -223,30 +223,30 @@ def _text(item: Any, where: str) -> str:
     return str(item)
 
 
-def _steps(table: Mapping[str, Any], where: str) -> Steps:
+def _steps(table: Mapping[str, Any], where: str) -> ValueRange:
     for key in table:
         if key not in _RANGE:
-            raise CrispError(f"{where}: {nearest(key, _RANGE, 'key')}")
+            raise CrispError(f"{where}: {unknown_name(key, _RANGE, 'key')}")
     numbers = {}
     for key in _RANGE:
         if key not in table:
             raise CrispError(
                 f"{where}: lacks {key}; a range is {{ from = 0.4, to = 0.8, step = 0.1 }}"
             )
-        numbers[key] = exact(_text(table[key], f"{where}: {key}"), f"{where}: {key}")
+        numbers[key] = parse_fraction(_text(table[key], f"{where}: {key}"), f"{where}: {key}")
     first, last, step = numbers.values()
     if step <= 0 or last < first:
         raise CrispError(f"{where}: expected a step above 0 and 'to' not below 'from'")
     if (last - first) / step >= _MOST:
         raise CrispError(f"{where}: so small a step makes too many values; 2**62 are possible")
-    return Steps(first, last, step)
+    return ValueRange(first, last, step)
 
 
 def _names(axes: Mapping[str, Axis]) -> set[str]:
     """All that stands in braces; CrispError for what has no values."""
     names = set()
     for axis in axes.values():
-        if axis.key in KEYS and not isinstance(axis.values, Steps):
+        if axis.key in KEYS and not isinstance(axis.values, ValueRange):
             for name in (name for text in axis.values for name in _NAME.findall(text)):
                 if name in KEYS or name not in axes:
                     raise CrispError(
@@ -256,17 +256,17 @@ def _names(axes: Mapping[str, Axis]) -> set[str]:
     return names
 
 
-def _grid(axes: Mapping[str, Axis], names: set[str], where: str) -> Grid:
+def _grid(axes: Mapping[str, Axis], names: set[str], where: str) -> SweepGrid:
     for key in NEEDED:
         if key not in axes:
             raise CrispError(f"{where}: lacks {key}; give it in the file or as --{key}")
     # A name varies more slowly than budgets, as the rest of a policy does.
     order = (*KEYS[:-1], *(key for key in axes if key in names), KEYS[-1])
-    return Grid(tuple(axes[key] for key in order if key in axes))
+    return SweepGrid(tuple(axes[key] for key in order if key in axes))
 
 
 def _unknown(axis: Axis, names: set[str]) -> CrispError:
     place = axis.where.removesuffix(f": {axis.key}")
     return CrispError(
-        f"{place}: {nearest(axis.key, [*KEYS, *sorted(names), 'search', 'grid'], 'key')}"
+        f"{place}: {unknown_name(axis.key, [*KEYS, *sorted(names), 'search', 'grid'], 'key')}"
     )

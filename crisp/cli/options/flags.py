@@ -40,7 +40,8 @@ WIDTHS = (
     "drop(.25), contribution(.75), contribution-resident(.75), resident(.5) or solver(.02)."
 )
 POLICIES = (
-    "fo, lru, mo, up, crisp, em (EdgeMoE), drop (rare experts), contribution or worth (blocks that "
+    "fo, lru, mo, up, crisp, em (EdgeMoE), drop (rare experts), contribution or "
+    "contribution-resident (blocks that "
     "are worth it)."
 )
 Width = Annotated[str | None, _choice(WIDTHS)]

@@ -7,13 +7,13 @@ from typing import Any
 from crisp import extras
 from crisp.cli.output.findings import Finding
 from crisp.errors import CrispError
-from crisp.units import show_bytes
+from crisp.units import format_bytes
 
 
 def gpus() -> list[Finding]:
     """A finding for each GPU; one that is not ok if there are none."""
     try:
-        torch = extras.need("torch")
+        torch = extras.import_extra("torch")
     except (CrispError, OSError) as error:
         why = f"torch cannot be imported: {error}"
         return [Finding("gpu", False, why, "install it anew; pytorch.org says how")]
@@ -36,7 +36,7 @@ def _gpu(torch: Any, number: int, build: str) -> Finding:
     return Finding(
         f"gpu {number}",
         True,
-        f"{own.name}, {show_bytes(own.total_memory)} of memory, {where}; compute capability "
+        f"{own.name}, {format_bytes(own.total_memory)} of memory, {where}; compute capability "
         f"{capability}, {own.multi_processor_count} multiprocessors; {build}, for CUDA "
         f"{torch.version.cuda}",
         values={

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -48,6 +48,39 @@ def progress_share(what: str) -> Iterator[Callable[[float], None]]:
     """A bar that is told the share that is done; it only pulses until it is told."""
     with _bar(what, TimeElapsedColumn()) as update:
         yield lambda share: update(share, 1)
+
+
+class ReadingProgress:
+    """A bar for the share of the weights that is read while a device opens, if it reads them."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._update: Callable[[float], None] | None = None
+
+    def __call__(self, share: float) -> None:
+        """Show a share; the bar appears with the first one and goes with the whole."""
+        if self._update is None:
+            self._update = self._stack.enter_context(progress_share("reading weights"))
+        self._update(share)
+        if share >= 1:
+            self._stack.close()
+            self._update = None
+
+
+class TerminalReporter:
+    """Shows what a sweep is doing: lines on standard output, bars on standard error."""
+
+    def say(self, line: str) -> None:
+        """Print a line, at once."""
+        print(line, flush=True)
+
+    def steps(self, what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Open a bar that is told how many more are done."""
+        return progress(what, total)
+
+    def share(self, what: str) -> AbstractContextManager[Callable[[int, int], None]]:
+        """Open a bar that is told how many of how many are done."""
+        return progress_of(what)
 
 
 @contextmanager

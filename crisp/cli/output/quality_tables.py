@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
-from crisp.checkpoint.windows import Windows
 from crisp.cli.output.columns import DASH, aligned, numbers
 from crisp.cli.output.words import rounded
 from crisp.model.spec import ModelSpec
 from crisp.quality import Estimate, Quality
 from crisp.statistics import LEVEL, RESAMPLES
-from crisp.units import show_bytes
+from crisp.text_windows import TokenWindows
+from crisp.units import format_bytes
 
 _WIDTH = 100
 
@@ -31,7 +31,9 @@ class Row:
         return [self.quality.settings["policy"]["name"], self.width]
 
 
-def title(quality: Quality, spec: ModelSpec, windows: Windows, counted: str | None) -> list[str]:
+def title(
+    quality: Quality, spec: ModelSpec, windows: TokenWindows, counted: str | None
+) -> list[str]:
     """The conditions, a line each: they belong to every number below them.
 
     counted: where counts of combinations came from.
@@ -45,10 +47,10 @@ def title(quality: Quality, spec: ModelSpec, windows: Windows, counted: str | No
     lines = {
         "model": f"{spec.name}, {spec.n_layers} layers, {spec.n_experts} experts, "
         f"top-{spec.top_k}; {settings['run']}",
-        "text": f"{', '.join(windows.names)}: {windows.n_tokens:,} tokens scored",
+        "text": f"{', '.join(windows.names)}: {windows.n_scored:,} tokens scored",
         "windows": f"{len(windows.tokens):,} {stride}",
         "experts": f"{spec.n_blocks} blocks of {spec.block} neurons, "
-        f"{show_bytes(spec.block_bytes)} each as stored in {float(spec.bits):g} bits",
+        f"{format_bytes(spec.block_bytes)} each as stored in {float(spec.bits):g} bits",
         "profile": counted,
         "budget": settings["budget"] and _budget(settings["budget"], spec),
         "run": f"batch {settings['batch']}, seed {settings['seed']}; ranges: {LEVEL} % bootstrap "

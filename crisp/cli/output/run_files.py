@@ -11,14 +11,11 @@ from typing import IO
 
 import crisp.run.result
 from crisp.cli.options.files import STDOUT, Name, check_outputs
-from crisp.cli.output.words import counted
 from crisp.errors import CrispError
 from crisp.hardware.profile import Power
 from crisp.model.spec import ModelSpec
-from crisp.policy import Budget, Policy
 from crisp.report.perfetto import perfetto
-from crisp.report.plots import check_format, few_events, gantt
-from crisp.run.case import Conditions
+from crisp.report.plots import check_format, draw_gantt, select_first_events
 from crisp.run.result import Run
 from crisp.run.sinks import Window, parquet
 from crisp.run.timeline import STEP, Sink
@@ -64,7 +61,7 @@ class Outputs:
     ) -> Iterator[Sequence[Sink]]:
         """Where the timeline of a run goes; files appear, complete, when the block ends.
 
-        title: see `title`. power: of the machine, if it is known. trace: its name.
+        title: its conditions in a line. power: of the machine, if it is known. trace: its name.
         """
         with ExitStack() as stack:
             sinks: list[Sink] = []
@@ -79,11 +76,11 @@ class Outputs:
                 sinks.append(window)
             yield sinks
             if self.plot is not None and window is not None:
-                drawn = few_events(window.rows)
+                drawn = select_first_events(window.rows)
                 name = f"step {int(drawn[0, STEP])}"
                 if len(drawn) < len(window.rows):
                     name += ", its first events"
-                gantt(
+                draw_gantt(
                     _binary(self.plot),
                     {name: drawn},
                     spec.n_blocks,
@@ -99,18 +96,7 @@ class Outputs:
         if self.json == STDOUT:
             sys.stdout.write(crisp.run.result.to_json(content))
         else:
-            crisp.run.result.save(content, self.json)
-
-
-def title(
-    policy: Policy, budget: Budget, machine: str, spec: ModelSpec, conditions: Conditions
-) -> str:
-    """The conditions of a run in a line."""
-    return (
-        f"{policy.name} at {budget.text} on {machine}; "
-        f"{counted(spec.n_layers, 'layer')} of {spec.name} in {float(spec.bits):g} bits, "
-        f"batch {conditions.batch}, granularity {conditions.granularity}"
-    )
+            crisp.run.result.save_runs(content, self.json)
 
 
 def _binary(name: str) -> Path | IO[bytes]:

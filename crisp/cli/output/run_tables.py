@@ -7,11 +7,12 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crisp.cli.output.columns import DASH, aligned, numbers
+from crisp.cli.output.setup_lines import describe_setup
 from crisp.cli.output.words import rounded
 
 if TYPE_CHECKING:
-    from crisp.cli.setup import Setup
     from crisp.run.result import Run
+    from crisp.run.setup import Setup
 
 _WIDTH = 100
 
@@ -60,7 +61,13 @@ _COMMON_MEANINGS = (
 
 def report(setup: Setup, runs: Sequence[Run]) -> str:
     """Conditions, table, and what has to be said below it."""
-    lines = [*setup.title(), "", *table(runs, setup.conditions.phase), "", *notes(setup, runs)]
+    lines = [
+        *describe_setup(setup),
+        "",
+        *table(runs, setup.conditions.phase),
+        "",
+        *notes(setup, runs),
+    ]
     return "\n".join(lines)
 
 
@@ -223,7 +230,7 @@ def _static(setup: Setup, runs: Sequence[Run]) -> str | None:
 
 def _anchors(setup: Setup, runs: Sequence[Run]) -> str | None:
     by_anchor = any(run.settings["policy"]["width"][:6] in ("tiered", "single") for run in runs)
-    if not by_anchor or setup.routing.simulated.header.ordered:
+    if not by_anchor or setup.inputs.trace.header.ordered:
         return None
     return "the trace is not sorted by router weight: a layer's more frequent expert is the anchor"
 

@@ -7,15 +7,15 @@ from heapq import nlargest
 from pathlib import Path
 
 from crisp.cli.output.columns import DASH, aligned, numbers
-from crisp.cli.output.words import counted
-from crisp.errors import CrispError, nearest
+from crisp.errors import CrispError, unknown_name
 from crisp.policy import NAMED
-from crisp.report.caveats import KIND, Kind, caveats
-from crisp.report.conditions import decimal
+from crisp.report.caveats import RUN_KIND_FIELDS, RunKind, caveats
+from crisp.report.conditions import format_bits
 from crisp.sim.sweep.paired import paired
 from crisp.sim.sweep.results import Row, Scalar, load, load_sequences
 from crisp.sim.sweep.spec import KEYS, PARTS, Sweep
 from crisp.statistics import LEVEL, RESAMPLES, Estimate
+from crisp.units import format_count
 
 _SHOWN = 24  # rows
 _ASKED = "asked."
@@ -26,7 +26,7 @@ _COLUMNS = (
     ("J/token", "energy_j_per_token", 1.0, None),
 )
 _TITLE = (
-    *KIND, "refused", "asked.trace", "trace.rows", "profile.from", "model.bits", "hardware.name",
+    *RUN_KIND_FIELDS, "refused", "asked.trace", "trace.rows", "profile.from", "model.bits", "hardware.name",
     "phase", "batch", "granularity",
 )  # fmt: skip
 _READ = ("cell", "refused", "policy.name", *(metric for _, metric, _, _ in _COLUMNS))
@@ -35,7 +35,7 @@ _READ = ("cell", "refused", "policy.name", *(metric for _, metric, _, _ in _COLU
 def check_baseline(sweep: Sweep, against: str) -> None:
     """Raise CrispError unless the sweep has such a policy."""
     if against not in NAMED:
-        raise CrispError(f"--against: {nearest(against, NAMED, 'policy')}")
+        raise CrispError(f"--against: {unknown_name(against, NAMED, 'policy')}")
     policies = [axis.values for grid in sweep.grids for axis in grid.axes if axis.key == "policy"]
     if not any(against in values for values in policies):
         raise CrispError(f"--against {against}: {sweep.name} has no cell of this policy")
@@ -69,10 +69,10 @@ def summary(out: str) -> list[str]:
         *lines,
         *_table(varied, shown),
         "",
-        f"{counted(n, 'row')} in {out}",
+        f"{format_count(n, 'row')} in {out}",
     ]
     if refused:
-        lines.append(f"refused: {counted(len(refused), 'cell')}, such as: {refused[0]}")
+        lines.append(f"refused: {format_count(len(refused), 'cell')}, such as: {refused[0]}")
     return lines
 
 
@@ -83,15 +83,15 @@ def _wanted(column: str) -> bool:
 def _title(out: str) -> list[str]:
     """The conditions that all rows share, a line each, and what must be known beside figures."""
     values: dict[str, set[Scalar]] = {}
-    kinds: dict[Kind, None] = {}
+    kinds: dict[RunKind, None] = {}
     for row in load(Path(out), _TITLE.__contains__):
         if row["refused"] is None:
             for name, value in row.items():
                 if value is not None:
                     values.setdefault(name, set()).add(value)
-            kinds[Kind(*(_text(row.get(name)) for name in KIND))] = None
+            kinds[RunKind(*(_text(row.get(name)) for name in RUN_KIND_FIELDS))] = None
     shared = {name: _text(next(iter(own))) for name, own in values.items() if len(own) == 1}
-    bits, rows = decimal(shared.get("model.bits")), shared.get("trace.rows")
+    bits, rows = format_bits(shared.get("model.bits")), shared.get("trace.rows")
     lines = {
         "trace": (
             ("{}", shared.get("asked.trace")),
@@ -155,7 +155,7 @@ def comparison(out: str, beside: str, against: str) -> list[str]:
     lines += ["", f"times those of {against} at the same other settings; in brackets {LEVEL} % "
               f"bootstrap over sequences, {RESAMPLES:,} resamples"]  # fmt: skip
     if alone:
-        lines.append(f"without one of {against} beside them: {counted(alone, 'row')}")
+        lines.append(f"without one of {against} beside them: {format_count(alone, 'row')}")
     return lines
 
 

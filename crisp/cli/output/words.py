@@ -13,15 +13,6 @@ from crisp.model.spec import ModelSpec
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
-def counted(n: int, thing: str) -> str:
-    """So many of a thing.
-
-    >>> counted(1, "row"), counted(1908, "row")
-    ('1 row', '1,908 rows')
-    """
-    return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
-
-
 def printable(line: str) -> str:
     """The line without what a terminal would obey: control characters and the like.
 

@@ -91,7 +91,7 @@ def test_a_fault_of_ours_says_so(
     def broken(*arguments: object, **options: object) -> None:
         raise InvariantError("two intervals overlap")
 
-    monkeypatch.setattr("crisp.cli.cells.simulate", broken)
+    monkeypatch.setattr("crisp.sim.experiment.simulate", broken)
     done = crisp("simulate", trace, "--policy", "fo", "--budget", "10 %")
     assert done.code == 70
     assert done.err == (

@@ -14,7 +14,7 @@ import pytest
 
 from crisp.cli.options.files import check_outputs
 from crisp.errors import CrispError
-from crisp.trace.bundled import resolve
+from crisp.trace.bundled import resolve_trace
 from tests.crisp.cli.toy import CONFIG
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -139,7 +139,7 @@ def test_a_folder_in_the_way_of_the_demonstration_is_said_before_the_work(
 
 
 def test_a_bundled_trace_is_as_safe_as_any(folder: Path, crisp: Callable) -> None:
-    file = resolve("tiny-mixtral-code")
+    file = resolve_trace("tiny-mixtral-code")
     before = file.read_bytes()
     asked = ("simulate", "tiny-mixtral-code", "--policy", "fo", "--budget", "10%")
     done = crisp(*asked, "--json", file)

@@ -11,7 +11,7 @@ import pytest
 
 from crisp.errors import CrispError
 from crisp.run.compare import COUNTS, TIMES, Pair, compare, one_run, read_rows, rows_of
-from crisp.run.result import Run, save
+from crisp.run.result import Run, save_runs
 from crisp.run.sinks import parquet
 from crisp.run.timeline import COMPUTE, END, LAYER, LOAD, PREFETCH, Recorder, Rows
 from tests.crisp.run.runs import whole
@@ -230,19 +230,19 @@ def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_holds_one_run(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
-    save(whole(), file)
+    save_runs(whole(), file)
     assert one_run(file, measured=False) == whole()
-    save([whole(), whole()], file)
+    save_runs([whole(), whole()], file)
     with pytest.raises(CrispError, match=r"x\.json: holds 2 runs, expected one"):
         one_run(file, measured=False)
 
 
 def test_a_run_of_the_other_kind_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
-    save(whole(), file)
+    save_runs(whole(), file)
     with pytest.raises(CrispError, match=r"x\.json: is a simulated run, expected a measured one$"):
         one_run(file, measured=True)
-    save(whole({"engine": "hw"}), file)
+    save_runs(whole({"engine": "hw"}), file)
     assert one_run(file, measured=True).settings["engine"] == "hw"
     with pytest.raises(CrispError, match=r"x\.json: is a measured run, expected a simulated one$"):
         one_run(file, measured=False)

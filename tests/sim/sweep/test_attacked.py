@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from crisp.errors import CrispError
+from crisp.sim.parallel import cores
 from crisp.sim.sweep import results
 from crisp.sim.sweep.journal import Journal
-from crisp.sim.sweep.parallel import cores
 from crisp.sim.sweep.spec import Sweep, read
 
 
@@ -211,7 +211,7 @@ def test_a_range_of_too_many_values_is_refused(tmp_path: Path) -> None:
 
 _PARENT = """\
 import os, time
-from crisp.sim.sweep.parallel import side_by_side
+from crisp.sim.parallel import side_by_side
 
 def work(n):
     open(f"{os.getpid()}.worker", "w").close()

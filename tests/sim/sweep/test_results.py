@@ -14,21 +14,21 @@ from crisp.policy import Budget, named
 from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
 from crisp.run.result import Run
-from crisp.sim.hardware import profile
+from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from crisp.sim.sweep import results
-from crisp.trace.fitting import fit
+from crisp.trace.fitting import fit_to_trace
 from tests.crisp.cli.toy import CONFIG, toy_trace
 
 
 def run() -> tuple[Run, ModelSpec]:
     trace = toy_trace()
-    spec = fit(ModelSpec.from_config(CONFIG, "toy"), trace)
+    spec = fit_to_trace(ModelSpec.from_config(CONFIG, "toy"), trace)
     case = Case(
         trace, spec, named("crisp"), Budget.parse("30%"), Profile.from_trace(trace),
         Conditions(phase="all"),
     )  # fmt: skip
-    return simulate(case, profile("rtx4090-pcie4")), spec
+    return simulate(case, hardware_profile("rtx4090-pcie4")), spec
 
 
 def test_a_row_has_every_setting_and_metric() -> None:

@@ -13,12 +13,12 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from crisp.cli.cells import Cell
-    from crisp.cli.setup import Setup
     from crisp.policy import Policy
     from crisp.report.plots import Line
     from crisp.run.result import Run
+    from crisp.run.setup import Setup
     from crisp.run.timeline import Rows
+    from crisp.sim.experiment import PlannedRun
 
 TRACE, MODEL, BITS = "tiny-mixtral-code", "mixtral-8x7b", "4.25"
 MACHINES = {
@@ -44,11 +44,11 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rows and budgets.")] = False,
 ) -> None:
     """Five policies on two machines, with pictures."""
-    from crisp.cli.cells import run_cells
     from crisp.cli.options.files import check_outputs
     from crisp.cli.output.progress import progress
     from crisp.errors import CrispError
     from crisp.run.result import save
+    from crisp.sim.experiment import run_all
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -61,10 +61,10 @@ def demo(
         check_outputs({"--out": file}, [])
     budgets = QUICK_BUDGETS if quick else BUDGETS
     setups = [_setup(machine, QUICK_ROWS if quick else ROWS) for machine in MACHINES]
-    cells = [cell for setup in setups for cell in _cells(setup, budgets)]
+    planned = [run for setup in setups for run in _plan(setup, budgets)]
     _say(_opening(setups[0]))
-    with progress("runs", len(cells)) as advance:
-        runs = run_cells(cells, lambda: advance(1))
+    with progress("runs", len(planned)) as advance:
+        runs = run_all(planned, lambda: advance(1))
 
     each = len(runs) // len(setups)
     of_machine = [runs[place : place + each] for place in range(0, len(runs), each)]
@@ -79,34 +79,38 @@ def demo(
 
 
 def _setup(machine: str, limit: int) -> Setup:
-    from crisp.cli.setup import prepare
     from crisp.run.case import Conditions
+    from crisp.run.setup import load_setup
+    from crisp.sim.hardware import hardware_profile
 
-    conditions = Conditions(limit=limit)
-    return prepare(TRACE, model=MODEL, hardware=machine, conditions=conditions, bits=BITS)
+    hardware, conditions = hardware_profile(machine), Conditions(limit=limit)
+    return load_setup(TRACE, model=MODEL, bits=BITS, hardware=hardware, conditions=conditions)
 
 
 def _policy(setup: Setup, name: str) -> Policy:
     from crisp.policy import named
 
-    return named(name, has_guess=setup.routing.simulated.guess is not None)
+    return named(name, has_guess=setup.inputs.trace.guess is not None)
 
 
-def _cells(setup: Setup, budgets: Sequence[str]) -> list[Cell]:
-    from crisp.policy import Budget
+def _plan(setup: Setup, budgets: Sequence[str]) -> list[PlannedRun]:
+    from crisp.sim.experiment import plan_run
 
     policies = [_policy(setup, name) for name in POLICIES]
-    return [setup.cell(policy, Budget.parse(text)) for policy in policies for text in budgets]
+    return [plan_run(setup, policy, budget) for policy in policies for budget in budgets]
 
 
 def _opening(setup: Setup) -> list[str]:
-    guessed = _policy(setup, "mo").prefetch.name == "guess"
+    from crisp.cli.output.setup_lines import describe_setup
+    from crisp.policy.prefetch import ROUTER
+
+    guessed = _policy(setup, "mo").prefetch.source == ROUTER
     ahead = "what the next layer's router is guessed to choose"
     lines = [
         "A model whose experts do not fit on the device, simulated from a real model's routing.",
         "",
     ]
-    lines += [line for line in setup.title() if not line.startswith("hardware")]
+    lines += [line for line in describe_setup(setup) if not line.startswith("hardware")]
     for name, text in POLICIES.items():
         what = text.format(ahead=ahead if guessed else "what the previous token used")
         lines.append(f"  {name:<8}{what}")
@@ -179,7 +183,7 @@ def _whole(setup: Setup, runs: Sequence[Run]) -> str:
 
 
 def _draw_speeds(setup: Setup, of_machine: Sequence[Sequence[Run]], path: Path) -> None:
-    from crisp.report.plots import Line, throughput
+    from crisp.report.plots import Line, draw_throughput
 
     panels = {}
     for machine, runs in zip(MACHINES, of_machine, strict=True):
@@ -194,7 +198,7 @@ def _draw_speeds(setup: Setup, of_machine: Sequence[Sequence[Run]], path: Path) 
             if (own := [run for run in runs if run.settings["policy"]["name"] == name])
         ]
         panels[machine].append(_bound(runs))
-    throughput(
+    draw_throughput(
         path,
         panels,
         f"{setup.spec.n_layers} layers of {MODEL} in {BITS} bits, simulated; decoding, batch 1",
@@ -218,24 +222,21 @@ def _bound(runs: Sequence[Run]) -> Line:
 
 def _draw_token(setup: Setup, path: Path) -> None:
     """One token under two policies: one whose time is near the median of both."""
-    from dataclasses import replace
-
-    from crisp.cli.cells import run_cell
-    from crisp.policy import Budget
-    from crisp.report.plots import gantt
+    from crisp.report.plots import draw_gantt
     from crisp.run.sinks import Everything
     from crisp.run.timeline import STEP
+    from crisp.sim.simulate import simulate
 
+    assert setup.hardware is not None
     rows = min(_DRAWN_ROWS, setup.rows())
-    conditions = replace(setup.conditions, limit=rows)
     timelines: dict[str, Rows] = {}
     for name in _DRAWN:
         sink = Everything()
-        cell = setup.cell(_policy(setup, name), Budget.parse(_DRAWN_AT))
-        run_cell(replace(cell, conditions=conditions), setup.routing, [sink])
+        case = setup.case(_policy(setup, name), _DRAWN_AT, limit=rows)
+        simulate(case, setup.hardware, sinks=[sink])
         timelines[name] = sink.rows
     step = typical_step(list(timelines.values()), _SETTLED, setup.spec.n_blocks)
-    gantt(
+    draw_gantt(
         path,
         {name: all_rows[all_rows[:, STEP] == step] for name, all_rows in timelines.items()},
         setup.spec.n_blocks,
@@ -243,8 +244,8 @@ def _draw_token(setup: Setup, path: Path) -> None:
         f"{setup.spec.n_layers} layers of {MODEL} in {BITS} bits, simulated",
         f"Picked: after the first {_SETTLED} tokens, the first that loads a part of an expert and "
         f"whose times differ from the medians of both by at most {100 * _NEAR_ENOUGH:.0f} % in "
-        f"all;\nif there is none, the nearest. Granularity {conditions.granularity}. {_DRAWN[1]} "
-        "leaves out parts of experts.",
+        f"all;\nif there is none, the nearest. Granularity {setup.conditions.granularity}. "
+        f"{_DRAWN[1]} leaves out parts of experts.",
     )
 
 

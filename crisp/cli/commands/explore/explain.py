@@ -197,14 +197,15 @@ def _line(parts: Account, part: float, what: str) -> str:
 
 def _conditions(run: Run) -> str:
     from crisp.cli.output.run_tables import described
-    from crisp.cli.output.words import counted
+    from crisp.units import format_count
 
     settings = run.settings
     policy, model = settings["policy"], settings["model"]
+    rows = format_count(settings["trace"]["rows"], "row")
     return (
         f"{policy['name']} at {settings['budget']['asked']} on {_machine(run)}; "
-        f"{model['name']}, {counted(model['n_layers'], 'layer')} in "
-        f"{float(Fraction(model['bits'])):g} bits; {counted(settings['trace']['rows'], 'row')}, "
+        f"{model['name']}, {format_count(model['n_layers'], 'layer')} in "
+        f"{float(Fraction(model['bits'])):g} bits; {rows}, "
         f"phase {settings['phase']}, batch {settings['batch']}, granularity "
         f"{settings['granularity']}; {described(policy)}"
     )
@@ -217,9 +218,9 @@ def _machine(run: Run) -> str:
 
 
 def _size(run: Run, name: str) -> str:
-    from crisp.units import show_bytes
+    from crisp.units import format_bytes
 
-    return show_bytes(float(run.metrics[f"{name}_per_token"] or 0))
+    return format_bytes(float(run.metrics[f"{name}_per_token"] or 0))
 
 
 def _percent(share: float | None) -> str:

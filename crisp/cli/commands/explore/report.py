@@ -11,8 +11,8 @@ import typer
 from crisp.cli.options import flags
 
 if TYPE_CHECKING:
-    from crisp.report.conditions import Conditions
-    from crisp.report.table import Table
+    from crisp.report.conditions import SharedConditions
+    from crisp.report.table import RunTable
     from crisp.run.result import Run
 
 _MOST_ROWS = 200  # of a table on a terminal
@@ -43,8 +43,8 @@ def report(
     from crisp.errors import CrispError
     from crisp.files import atomic
     from crisp.report.conditions import conditions
-    from crisp.report.page import lead, page
-    from crisp.report.table import joined
+    from crisp.report.page import format_lead, render_page
+    from crisp.report.table import join_tables
     from crisp.report.timelines import read_timeline
 
     given = timeline or []
@@ -56,13 +56,13 @@ def report(
     check_outputs({"--html": html}, inputs)
     with progress_of("report"):
         known, tables = _read(runs)
-        table = joined(tables)
+        table = join_tables(tables)
         found = conditions(table)
         if html is None:
             text = "\n".join(map(printable, _lines(table, found)))
         else:
             timelines = [read_timeline(file, known) for file in given]
-            text = page(table, found, timelines, _names(runs))
+            text = render_page(table, found, timelines, _names(runs))
     if html is None:
         print(text)
     elif html == STDOUT:
@@ -70,10 +70,10 @@ def report(
     else:
         with atomic(html) as temporary:
             temporary.write_text(text, encoding="utf-8")
-        print(f"{html}: {lead(table, found)}")
+        print(f"{html}: {format_lead(table, found)}")
 
 
-def _read(files: Sequence[Path]) -> tuple[list[Run], list[Table]]:
+def _read(files: Sequence[Path]) -> tuple[list[Run], list[RunTable]]:
     """(the runs of run files, a table of each file)."""
     from crisp.errors import CrispError
     from crisp.report.table import from_parquet, from_runs
@@ -113,14 +113,14 @@ def _names(files: Sequence[Path]) -> list[str]:
     return list(dict.fromkeys(file.name for file in files))
 
 
-def _lines(table: Table, found: Conditions) -> list[str]:
+def _lines(table: RunTable, found: SharedConditions) -> list[str]:
     """Conditions, table, and what is not in it."""
     from crisp.cli.output.columns import aligned, numbers
-    from crisp.report.data import scaled, shown_metrics
+    from crisp.report.data import scale_value, shown_metrics
     from crisp.report.metrics import MAIN
-    from crisp.report.page import lead, notes, title
+    from crisp.report.page import format_lead, format_notes, format_title
 
-    lines = [title(table, found), lead(table, found), *notes(table), ""]
+    lines = [format_title(table, found), format_lead(table, found), *format_notes(table), ""]
     width = max((len(label) for label, _ in found.common), default=0)
     lines += [f"{label:<{width}}  {value}" for label, value in found.common]
     metrics, absent = shown_metrics(table)
@@ -136,7 +136,7 @@ def _lines(table: Table, found: Conditions) -> list[str]:
     for shown in metrics:
         if shown.group == MAIN:
             heads.append(f"{shown.head} {shown.unit}".strip())
-            values = [scaled(value, shown) for value in table.metric(shown.metric)]
+            values = [scale_value(value, shown) for value in table.metric(shown.metric)]
             columns.append(numbers(values, shown.decimals))
     rows = aligned(heads, columns, text)
     lines += ["", *rows[: _MOST_ROWS + 1]]

@@ -35,10 +35,10 @@ def reproduce(
     ] = False,
 ) -> None:
     """Go through the claims of the CRISP paper: what it prints, what we find, a verdict."""
-    from crisp.cli.gathering import gather
     from crisp.cli.output.progress import progress_of
     from crisp.reproduce.findings.answers import findings
-    from crisp.reproduce.page.page import IMAGES, PAGE, PICTURES, write
+    from crisp.reproduce.page.page import IMAGES, PAGE, PICTURES, write_page
+    from crisp.sim.paper_runs import gather
 
     files = [PAGE, *(f"{IMAGES}/{name}.png" for name in PICTURES)]
     if out is not None:
@@ -53,7 +53,7 @@ def reproduce(
         )
     else:
         with progress_of("pictures") as update:
-            write(out, evidence, found, update)
+            write_page(out, evidence, found, update)
         print(f"\nwrote {out / PAGE} and {len(PICTURES)} pictures in {out / IMAGES}")
 
 
@@ -61,9 +61,9 @@ def _check(out: Path, files: Sequence[str], trace: str | None) -> None:
     """Make the folder and refuse what could not be written, before the work."""
     from crisp.cli.options.files import check_outputs
     from crisp.errors import CrispError
-    from crisp.trace.bundled import resolve
+    from crisp.trace.bundled import resolve_trace
 
-    inputs = [("--trace", None if trace is None else resolve(trace))]
+    inputs = [("--trace", None if trace is None else resolve_trace(trace))]
     try:
         for folder in {(out / file).parent for file in files}:
             folder.mkdir(parents=True, exist_ok=True)
@@ -74,17 +74,17 @@ def _check(out: Path, files: Sequence[str], trace: str | None) -> None:
 
 
 def _lines(evidence: Evidence, found: Sequence[Finding], details: bool) -> list[str]:
-    from crisp.reproduce.words import decided, tally
+    from crisp.reproduce.words import count_decided, count_verdicts
 
     lines = [
         "The CRISP paper, arXiv:2610.37442v1, claim by claim.",
         "",
-        *_wrapped(f"routing   {evidence.made}: {evidence.rows:,} tokens of "
+        *_wrapped(f"routing   {evidence.routing_source}: {evidence.rows:,} tokens of "
                   f"{evidence.layers} layers are run"),
         "times     of Mixtral-8x7B's 32 layers, by the paper's Table 1 unless it says otherwise",
     ]  # fmt: skip
-    lines += ["", f"{len(found)} claims, {decided(found)} of them decided here:"]
-    lines += [f"{count:6}  {verdict}" for verdict, count in tally(found).items()]
+    lines += ["", f"{len(found)} claims, {count_decided(found)} of them decided here:"]
+    lines += [f"{count:6}  {verdict}" for verdict, count in count_verdicts(found).items()]
     if details:
         return [*lines, *(line for finding in found for line in ("", *_claim(finding)))]
     return [
@@ -99,16 +99,16 @@ def _lines(evidence: Evidence, found: Sequence[Finding], details: bool) -> list[
 def _table(found: Sequence[Finding]) -> list[str]:
     """A line for each claim."""
     from crisp.cli.output.columns import aligned
-    from crisp.reproduce.words import column, known, printed_figure
+    from crisp.reproduce.words import format_column, format_printed, used_columns
 
     columns: list[list[str]] = [[], [], [], []]
     for finding in found:
-        ours = [column(part, "ours") for part in finding.parts.values()]
+        ours = [format_column(part, "ours") for part in finding.parts.values()]
         cells = (
             finding.claim.id,
             finding.verdict,
-            "/".join(printed_figure(finding, part) for part in finding.parts),
-            "/".join(ours) if "ours" in known(finding) else "",
+            "/".join(format_printed(finding, part) for part in finding.parts),
+            "/".join(ours) if "ours" in used_columns(finding) else "",
         )
         for own, cell in zip(columns, cells, strict=True):
             own.append(cell)
@@ -118,20 +118,20 @@ def _table(found: Sequence[Finding]) -> list[str]:
 def _claim(finding: Finding) -> list[str]:
     """A claim: what it says, its figures, the verdict, and where they come from."""
     from crisp.cli.output.columns import aligned
-    from crisp.reproduce.words import column, known, printed_figure, told
+    from crisp.reproduce.words import format_column, format_printed, format_verdict, used_columns
 
     claim = finding.claim
     lines = [f"{claim.id}: {claim.says} ({claim.where})"]
     lines += _wrapped(f"{'':<{_INDENT}}{claim.setting}; in {claim.unit}")
-    heads = known(finding)
+    heads = used_columns(finding)
     columns = [
         list(claim.values),
-        [printed_figure(finding, part) for part in claim.values],
-        *([column(found, head) for found in finding.parts.values()] for head in heads),
+        [format_printed(finding, part) for part in claim.values],
+        *([format_column(found, head) for found in finding.parts.values()] for head in heads),
     ]
     table = aligned(["", "paper", *heads], columns, text=1)
     lines += [f"{'':<{_INDENT}}{line}" for line in table]
-    lines += _wrapped(f"{'':<{_INDENT}}-> {told(finding)}")
+    lines += _wrapped(f"{'':<{_INDENT}}-> {format_verdict(finding)}")
     for text in (finding.how, *finding.figures, *finding.shown):
         if text:
             lines += _wrapped(f"{'':<{_INDENT}}{text}")

@@ -54,36 +54,38 @@ def simulate(
     plot: flags.Plot = None,
 ) -> None:
     """Run a trace under policies on a simulated machine."""
-    from crisp.cli.cells import ENGINES, run_cell, run_cells
     from crisp.cli.options.files import check_no_folder
     from crisp.cli.options.lists import split_list
     from crisp.cli.output.progress import progress
     from crisp.cli.output.run_files import Outputs
     from crisp.cli.output.run_tables import report
-    from crisp.cli.setup import prepare
-    from crisp.errors import nearest
+    from crisp.cli.output.setup_lines import describe_run
+    from crisp.errors import unknown_name
     from crisp.policy import Budget
     from crisp.run.case import Conditions
-    from crisp.trace.bundled import resolve
+    from crisp.run.setup import load_setup
+    from crisp.sim.experiment import ENGINES, plan_run, run_all, run_case
+    from crisp.sim.hardware import hardware_profile
+    from crisp.trace.bundled import resolve_trace
 
     policies, budgets = split_list(policy, "--policy"), split_list(budget, "--budget")
     if engine not in ENGINES:
-        raise nearest(engine, ENGINES, "engine")
+        raise unknown_name(engine, ENGINES, "engine")
     outputs = Outputs(json, timeline, perfetto, plot)
     check_no_folder("--metadata", metadata)
     inputs = [
-        ("TRACE", resolve(trace)),
-        ("--profile", None if profile is None else resolve(profile)),
+        ("TRACE", resolve_trace(trace)),
+        ("--profile", None if profile is None else resolve_trace(profile)),
         ("--metadata", metadata),
         ("--model", model),
         ("--hardware", hardware),
     ]
     outputs.check(len(policies) * len(budgets), inputs, timeline=engine == "simpy")
-    asked = [Budget.parse(text) for text in budgets]
-    setup = prepare(
+    shares = [Budget.parse(text) for text in budgets]
+    setup = load_setup(
         trace,
         model=model,
-        hardware=hardware,
+        hardware=hardware_profile(hardware),
         conditions=Conditions(granularity, phase, batch, chunk, seed, limit),
         profile=profile,
         metadata=metadata,
@@ -95,15 +97,17 @@ def simulate(
     chosen = setup.policies(
         policies, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch
     )
-    cells = [setup.cell(one, share, engine) for one in chosen for share in asked]
-    if len(cells) == 1:
+    planned = [plan_run(setup, one, share, engine) for one in chosen for share in shares]
+    if len(planned) == 1:
+        case, machine = planned[0].case(setup.inputs), planned[0].hardware
+        title = describe_run(case, setup.machine)
         with (
-            outputs.sinks(cells[0].title, setup.spec, cells[0].power, setup.name) as sinks,
+            outputs.sinks(title, setup.spec, machine.power, setup.name) as sinks,
             progress("tokens", setup.rows()) as advance,
         ):
-            runs = [run_cell(cells[0], setup.routing, sinks, advance)]
+            runs = [run_case(case, machine, engine, sinks=sinks, progress=advance)]
     else:
-        with progress("runs", len(cells)) as advance:
-            runs = run_cells(cells, lambda: advance(1))
+        with progress("runs", len(planned)) as advance:
+            runs = run_all(planned, lambda: advance(1))
     outputs.write_runs(runs)
     print(report(setup, runs), file=sys.stderr if outputs.to_stdout else sys.stdout)

@@ -89,20 +89,23 @@ def sweep(
 
     An interrupted sweep goes on where it was when it is started again.
     """
-    from crisp.cli.cells import AUTO, ENGINES
+    from crisp.cli.options.files import check_outputs
     from crisp.cli.options.lists import split_list
+    from crisp.cli.output.progress import TerminalReporter
     from crisp.cli.output.sweep_tables import check_baseline, check_batch, comparison, summary
     from crisp.cli.output.words import printable
-    from crisp.cli.sweeping import Options, run_sweep
-    from crisp.errors import CrispError, nearest
-    from crisp.sim.sweep.parallel import BACKENDS, cores
+    from crisp.errors import CrispError, unknown_name
+    from crisp.sim.experiment import AUTO, ENGINES
+    from crisp.sim.parallel import BACKENDS, cores
+    from crisp.sim.sweep.options import SweepOptions
+    from crisp.sim.sweep.runner import check_sweep, run_sweep
     from crisp.sim.sweep.spec import KEYS, flag_of, read
 
-    own = locals()
+    flag_values = locals()
     if engine not in (AUTO, *ENGINES):
-        raise nearest(engine, (AUTO, *ENGINES), "engine")
+        raise unknown_name(engine, (AUTO, *ENGINES), "engine")
     if backend not in BACKENDS:
-        raise nearest(backend, BACKENDS, "backend")
+        raise unknown_name(backend, BACKENDS, "backend")
     if (backend == BACKENDS[0]) != (scheduler is None):
         raise CrispError(
             f"--backend {backend}: "
@@ -110,17 +113,23 @@ def sweep(
         )
     if backend != BACKENDS[0] and jobs is not None:
         raise CrispError(f"--jobs {jobs}: with --backend {backend} the cluster's workers decide")
-    given = {key: split_list(own[key], flag_of(key)) for key in KEYS if own[key] is not None}
+    given = {
+        key: split_list(flag_values[key], flag_of(key))
+        for key in KEYS
+        if flag_values[key] is not None
+    }
     plan = read(spec, given)
     if against is not None:
         check_baseline(plan, against)
     if per_sequence or against is not None:
         check_batch(plan, "--against" if against else "--per-sequence")
-    options = Options(
+    options = SweepOptions(
         out, engine, per_sequence or against is not None, jobs or cores(), backend, scheduler,
         replace, yes,
     )  # fmt: skip
-    run_sweep(plan, options, [] if spec is None else [("SPEC", spec)])
+    files = check_sweep(plan)
+    check_outputs(options.outputs, [("SPEC", spec), *files], stdout=False)
+    run_sweep(plan, options, TerminalReporter())
     print("\n".join(map(printable, summary(options.out))))
     if against is not None:
         lines = comparison(options.out, options.beside, against)

@@ -48,28 +48,32 @@ def tune(
     one beats: the least that a token takes, against the loss of quality.
     """
     from crisp.cli.options.files import check_no_folder
+    from crisp.cli.output.progress import progress
+    from crisp.cli.output.setup_lines import describe_setup
+    from crisp.cli.output.tuning_tables import command_line, describe_losses, report
     from crisp.cli.output.words import printable
-    from crisp.cli.setup import prepare
-    from crisp.cli.tuning import METRICS, command_line, report, tuned
-    from crisp.cli.unlike import conditions
-    from crisp.errors import CrispError, nearest
+    from crisp.errors import CrispError, unknown_name
     from crisp.run.case import Conditions
+    from crisp.run.setup import load_setup
+    from crisp.sim.hardware import hardware_profile
+    from crisp.sim.tuning.candidates import METRICS, find_candidates
+    from crisp.sim.tuning.candidates import tune as run_candidates
     from crisp.sim.tuning.losses import read_losses
-    from crisp.units import exact
+    from crisp.units import parse_fraction
 
     if minimise not in METRICS:
-        raise CrispError(f"--minimise: {nearest(minimise, METRICS, 'quantity')}")
+        raise CrispError(f"--minimise: {unknown_name(minimise, METRICS, 'quantity')}")
     check_no_folder("--loss", loss)
     check_no_folder("--metadata", metadata)
-    most = exact(max_loss, "--max-loss")
+    most = parse_fraction(max_loss, "--max-loss")
     if most < 0:
         raise CrispError(f"--max-loss {max_loss}: must not be below 0")
     if most > 1:
         raise CrispError(f"--max-loss {max_loss}: above 100 %; ten per cent is 10% or .1")
-    setup = prepare(
+    setup = load_setup(
         trace,
         model=model,
-        hardware=hardware,
+        hardware=hardware_profile(hardware),
         conditions=Conditions(granularity, batch=batch, limit=limit),
         profile=profile,
         metadata=metadata,
@@ -78,7 +82,7 @@ def tune(
         top_k=top_k,
         layers=layers,
     )
-    told = {
+    given = {
         "--model": model,
         "--hardware": hardware,
         "--profile": profile,
@@ -92,8 +96,10 @@ def tune(
         "--limit": limit,
     }
     losses = read_losses(loss)
-    found = tuned(setup, losses, str(loss), budget, minimise)
-    title = [*setup.title(), *conditions(setup, losses, str(loss))]
-    lines = [*title, "", *report(found, max_loss, float(most), minimise), ""]
+    candidates = find_candidates(setup, losses, str(loss), budget, minimise)
+    with progress("policies", len(candidates.tried)) as advance:
+        tuning = run_candidates(candidates, lambda: advance(1))
+    title = [*describe_setup(setup), *describe_losses(setup, losses, str(loss))]
+    lines = [*title, "", *report(tuning, max_loss, float(most), minimise), ""]
     print("\n".join(map(printable, lines)))
-    print(command_line(found.best(float(most)), trace, budget, told))
+    print(command_line(tuning.best(float(most)), trace, budget, given))

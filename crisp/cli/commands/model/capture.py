@@ -9,11 +9,11 @@ import typer
 
 import crisp.capture
 from crisp.capture import Recipe
-from crisp.checkpoint.loading import load
+from crisp.checkpoint.loading import load_model
 from crisp.cli.options.files import Name, check_outputs
 from crisp.cli.output.progress import progress_of
-from crisp.cli.output.words import counted
 from crisp.errors import CrispError
+from crisp.units import format_count
 
 
 def capture(
@@ -54,14 +54,14 @@ def capture(
     inputs: list[tuple[str, Name]] = [("MODEL", model), *(("--text", path) for path in texts)]
     check_outputs({"--out": out}, inputs, stdout=False)
     recipe = Recipe(prompt_tokens, new_tokens, sequences, batch, temperature, seed, token_ids)
-    loaded = load(model)
+    loaded = load_model(model)
     with progress_of(f"{loaded.name}: tokens") as update:
         trace = crisp.capture.capture(loaded, texts, recipe, update)
     trace.save(out)
     decode = int(trace.phase.sum())
     typer.echo(
-        f"{out}: {counted(trace.rows, 'row')} ({decode:,} decode), "
-        f"{counted(len(trace.sequences()[0]), 'sequence')}, "
-        f"{counted(len(trace.moe_layers), 'MoE layer')} of {trace.layers}, "
+        f"{out}: {format_count(trace.rows, 'row')} ({decode:,} decode), "
+        f"{format_count(len(trace.sequences()[0]), 'sequence')}, "
+        f"{format_count(len(trace.moe_layers), 'MoE layer')} of {trace.layers}, "
         f"{trace.header.n_experts} experts, top-{trace.k}"
     )

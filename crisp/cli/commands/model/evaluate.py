@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crisp.checkpoint.windows import LONGEST, window_length
 from crisp.cli.options import flags
 from crisp.cli.options.files import STDOUT, Name, check_no_folder, check_outputs
-from crisp.cli.prepared import cautions, counts_of, metadata_of
 from crisp.errors import CrispError
 from crisp.files import atomic
+from crisp.text_windows import MAX_WINDOW, window_length
 
 if TYPE_CHECKING:
-    from crisp.checkpoint.loading import Loaded
+    from crisp.checkpoint.loading import LoadedModel
     from crisp.policy import Budget, Policy
 
 
@@ -55,7 +54,7 @@ def evaluate(
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(help=f"Tokens read at once.  [default: the context, at most {LONGEST}]"),
+        typer.Option(help=f"Tokens read at once.  [default: the context, at most {MAX_WINDOW}]"),
     ] = None,
     stride: Annotated[
         int | None,
@@ -95,16 +94,17 @@ def evaluate(
 
     That is a model's perplexity at their widths.
     """
-    from crisp.checkpoint.loading import in_float32, in_groups, load
-    from crisp.checkpoint.windows import check_vocabulary, read_windows
+    from crisp.checkpoint.loading import load_model, quantize_experts, to_float32
     from crisp.cli.options.lists import split_list
     from crisp.cli.output.progress import progress_of
     from crisp.cli.output.quality_tables import Row, notes, tables, title
-    from crisp.model.quantization import BITS, STORED, check_groups
+    from crisp.model.quantization import BITS, STORED_BITS, check_groups
     from crisp.policy import Budget
-    from crisp.quality import Tasks, geometry, to_json
+    from crisp.quality import EvaluationTasks, geometry, to_json
     from crisp.quality import evaluate as measured
-    from crisp.trace.bundled import resolve
+    from crisp.quality.inputs import calibration_warnings, load_model_counts, load_model_metadata
+    from crisp.text_windows import check_vocabulary, read_windows
+    from crisp.trace.bundled import resolve_trace
 
     # What can be said before the work is said before the work.
     texts = [*text, *(more or [])]
@@ -117,7 +117,7 @@ def evaluate(
         ("MODEL", model),
         *(("--text", path) for path in texts),
         ("--metadata", metadata),
-        ("--profile", None if profile is None else resolve(profile)),
+        ("--profile", None if profile is None else resolve_trace(profile)),
         *(("--tasks", name) for name in named_tasks),
     ]
     check_outputs({"--json": json}, inputs)
@@ -130,20 +130,20 @@ def evaluate(
         for name in split_list(policy, "--policy")
         for spelled in widths
     ]
-    found = metadata_of(model, metadata, profile)
-    if found is None and profile is None:
+    prepared = load_model_metadata(model, metadata, profile, progress_of)
+    if prepared is None and profile is None:
         _check_uncounted(chosen, asked)
-    questions = None if tasks is None else Tasks.load(named_tasks)
+    questions = None if tasks is None else EvaluationTasks.load(named_tasks)
 
-    loaded = in_float32(load(model))
-    whole = spec = geometry(loaded, found[1].spec.block if block is None and found else block)
+    loaded = to_float32(load_model(model))
+    whole = spec = geometry(loaded, prepared[1].spec.block if block is None and prepared else block)
     if dtype is not None:
         check_groups(spec, dtype)
-        spec = spec.with_(bits=STORED[dtype])
+        spec = spec.with_(bits=STORED_BITS[dtype])
     for _, one in chosen:
         if asked is not None:
             asked.capacity(spec, one.cache)
-    counts, how, origin = counts_of(spec, found, profile)
+    counts = load_model_counts(spec, prepared, profile)
     length, step = _steps(loaded, window, stride, asked)
     windows = read_windows(loaded.tokenizer, texts, length, step, tokens)
     check_vocabulary(windows, loaded.model.config, model)
@@ -151,18 +151,18 @@ def evaluate(
     rows: list[Row] = []
     for spelled, one in [("full", _full(scope, unit)), *chosen]:
         if len(rows) == 1 and dtype is not None:
-            loaded = in_groups(loaded, dtype)
+            loaded = quantize_experts(loaded, dtype)
         with progress_of(f"{loaded.name}, {one.name} {spelled}: tokens") as update:
             quality = measured(
                 loaded,
                 windows,
                 one,
-                counts,
+                counts.profile,
                 spec=spec if rows else whole,
                 renormalize=renormalize,
                 budget=asked,
                 reference=rows[0].quality.scores if rows else None,
-                origin=origin,
+                origin=counts.record,
                 tasks=questions,
                 batch=batch,
                 seed=seed,
@@ -171,12 +171,12 @@ def evaluate(
         rows.append(Row(spelled, quality))
     _write(json, to_json([row.quality for row in rows]))
     lines = [
-        *title(rows[-1].quality, spec, windows, how),
+        *title(rows[-1].quality, spec, windows, counts.origin),
         "",
         *tables(rows),
         "",
         *notes(rows, spec),
-        *cautions(windows, found),
+        *calibration_warnings(windows, prepared),
     ]
     print("\n".join(lines), file=sys.stderr if json == STDOUT else sys.stdout)
 
@@ -190,15 +190,15 @@ def _policy(
     budget: Budget | None,
 ) -> tuple[str, Policy]:
     """(its width as it was spelled, the policy)."""
-    from crisp.policy import NAMED, named
+    from crisp.policy import NAMED, named, policy_name
 
     policy = named(name, width=width, cache=cache, scope=scope, unit=unit)
-    if budget is not None and policy.prefetch.name != "none":
+    if budget is not None and policy.prefetch.active:
         raise CrispError(
             f"--policy {name}: what its prefetch has brought depends on time, which is not "
             "measured here; with --budget a policy without prefetch was expected"
         )
-    return NAMED[name].width if width is None else width, policy
+    return NAMED[policy_name(name)].width if width is None else width, policy
 
 
 def _full(scope: str, unit: str | None) -> Policy:
@@ -224,7 +224,7 @@ def _check_uncounted(chosen: list[tuple[str, Policy]], budget: Budget | None) ->
 
 
 def _steps(
-    loaded: Loaded, window: int | None, stride: int | None, budget: Budget | None
+    loaded: LoadedModel, window: int | None, stride: int | None, budget: Budget | None
 ) -> tuple[int, int]:
     """Window and stride, in tokens."""
     window = window_length(loaded.model.config, window)

@@ -74,16 +74,16 @@ def pack(
 
 def _told(spec: ModelSpec, dtype: str, weights: str) -> str:
     """What a store holds, in three lines."""
-    from crisp.cli.output.words import counted
-    from crisp.units import show_bytes
+    from crisp.units import format_bytes, format_count
 
+    layers = format_count(len(spec.moe_layers), "MoE layer")
     lines = {
-        "experts": f"{spec.n_experts:,} in each of {counted(len(spec.moe_layers), 'MoE layer')}, "
-        f"{show_bytes(spec.expert_bytes)} each",
+        "experts": f"{spec.n_experts:,} in each of {layers}, "
+        f"{format_bytes(spec.expert_bytes)} each",
         "blocks": f"{spec.n_blocks} an expert, of {spec.block:,} neurons and "
         f"{spec.block_bytes:,} bytes",
     }
-    first = f"{spec.name}, {show_bytes(spec.routed_bytes)} of {weights} in {dtype}"
+    first = f"{spec.name}, {format_bytes(spec.routed_bytes)} of {weights} in {dtype}"
     return "\n".join([first, *(f"{key:<10}{text}" for key, text in lines.items())])
 
 

@@ -11,11 +11,12 @@ import typer
 
 from crisp.cli.options.files import Name, check_outputs
 from crisp.cli.output.progress import progress_of
-from crisp.cli.output.words import counted
 from crisp.prepare.importance import NeuronOrder
-from crisp.prepare.measuring import Report, Request
+from crisp.prepare.measurements import Report
+from crisp.prepare.request import PreparationRequest
 from crisp.prepare.roles import read_method
 from crisp.profile.metadata import FILE, Metadata
+from crisp.units import format_count
 
 _MODEL = typer.Argument(help="A folder with a transformers checkpoint.", show_default=False)
 _TEXT = typer.Option("--text", help="A text to calibrate on (UTF-8); several: --text A B C.")
@@ -56,7 +57,7 @@ def prepare(
     import crisp.prepare.pipeline as pipeline
 
     texts, method = [*text, *(more or [])], read_method(roles)
-    asked = Request(
+    asked = PreparationRequest(
         texts, method, NeuronOrder.read(order), window, tokens, block, layerwise, width_losses
     )
     with _stages() as report:
@@ -93,8 +94,8 @@ def refresh(
         inputs.append(("MODEL", model))
     target = str(model / FILE) if out is None else out
     check_outputs({"--out": target}, inputs, stdout=False)
-    before = pipeline.prepared(model)
-    asked = Request(
+    before = pipeline.prepared_metadata(model)
+    asked = PreparationRequest(
         texts,
         read_method(before.provenance["roles"]["method"] if roles is None else roles),
         NeuronOrder.read(before.order),
@@ -114,24 +115,26 @@ def summary(metadata: Metadata) -> list[str]:
     found = metadata.provenance
     unreached = found["unreached"]
     lines = {
-        "text": f"{counted(found['tokens'], 'token')} of {counted(len(found['texts']), 'text')}, "
+        "text": f"{format_count(found['tokens'], 'token')} of "
+        f"{format_count(len(found['texts']), 'text')}, "
         f"{found['window']:,} at a time",
         "neurons": f"by {metadata.order}; blocks of {metadata.spec.block}, "
-        f"{counted(metadata.spec.n_blocks, 'block')} an expert",
-        "pairs": f"{counted(found['roles']['pairs'], 'combination')} seen; {metadata.roles_told}",
+        f"{format_count(metadata.spec.n_blocks, 'block')} an expert",
+        "pairs": f"{format_count(found['roles']['pairs'], 'combination')} seen; "
+        f"{metadata.roles_description}",
     }
     if "width_losses" in found:
         losses = found["width_losses"]
         lines["widths"] = (
-            f"losses at {counted(len(losses['widths']), 'width')}, on "
-            f"{counted(losses['tokens'], 'token')}"
+            f"losses at {format_count(len(losses['widths']), 'width')}, on "
+            f"{format_count(losses['tokens'], 'token')}"
         )
     if unreached:
         named = ", ".join(f"{layer}.{expert}" for layer, expert in unreached[:6])
         more = ", ..." if len(unreached) > 6 else ""
         ordered = "" if found.get("refreshed") else ", ordered by magnitude"
         lines["unreached"] = (
-            f"{counted(len(unreached), 'expert')} saw no token{ordered} "
+            f"{format_count(len(unreached), 'expert')} saw no token{ordered} "
             f"(layer.expert): {named}{more}"
         )
     if "seconds" in found:

@@ -12,7 +12,6 @@ import typer
 from crisp.cli.options.files import STDOUT, check_outputs
 from crisp.cli.output.columns import aligned
 from crisp.cli.output.progress import progress_share
-from crisp.cli.output.words import counted
 from crisp.errors import CrispError
 from crisp.files import atomic
 from crisp.model.spec import ModelSpec
@@ -20,12 +19,13 @@ from crisp.policy.widths.base import Tiered
 from crisp.profile import Profile, tiers
 from crisp.report.plots import check_format
 from crisp.trace import RoutingTrace
-from crisp.trace.bundled import SUFFIX, resolve
+from crisp.trace.bundled import SUFFIX, resolve_trace
 from crisp.trace.chains import read_chains
 from crisp.trace.describe import BOTTOM, TOP, Description, describe, percent_of
 from crisp.trace.importing.table import import_table
-from crisp.trace.plot import draw
+from crisp.trace.plot import draw_combinations
 from crisp.trace.synth import synthesize
+from crisp.units import format_count
 
 app = typer.Typer(help="Routing traces: look at them, check, import, capture and draw them.")
 
@@ -48,7 +48,7 @@ def info(
     """Say what a trace holds: its shape, how skewed it is, how it persists."""
     if plot is not None:
         check_format(Path(plot))
-    path = resolve(trace)
+    path = resolve_trace(trace)
     check_outputs({"--plot": plot, "--json": json_file}, [("TRACE", path)])
     with progress_share(path.name):
         loaded = RoutingTrace.load(path)
@@ -56,7 +56,7 @@ def info(
         tiering = Tiered()  # the defaults: the paper's
         facts = describe(loaded, profile, tiers(profile, tiering.alpha, tiering.beta), tiering)
     if plot is not None:
-        draw(Path(plot), path.name.removesuffix(SUFFIX), facts, profile)
+        draw_combinations(Path(plot), path.name.removesuffix(SUFFIX), facts, profile)
     text = json.dumps(facts.to_dict(), indent=1)
     if json_file == STDOUT:
         typer.echo(text)
@@ -70,7 +70,7 @@ def info(
 @app.command()
 def validate(trace: Trace) -> None:
     """Check everything a trace file promises."""
-    path = resolve(trace)
+    path = resolve_trace(trace)
     with progress_share(path.name):
         loaded = RoutingTrace.load(path)
     typer.echo(f"ok: {path}: {_shape(loaded)}")
@@ -117,8 +117,9 @@ def import_(
     for note in done.notes:
         typer.echo(f"note: {note}")
     typer.echo(
-        f"{out}: {counted(done.rows, 'row')} of {counted(done.table_rows, 'table row')}, "
-        f"{counted(done.sequences, 'sequence')}, {counted(done.layers, 'layer')}, top-{done.k}"
+        f"{out}: {format_count(done.rows, 'row')} of {format_count(done.table_rows, 'table row')}, "
+        f"{format_count(done.sequences, 'sequence')}, "
+        f"{format_count(done.layers, 'layer')}, top-{done.k}"
     )
 
 
@@ -152,8 +153,9 @@ def synth(
 
 def _shape(trace: RoutingTrace) -> str:
     return (
-        f"{counted(trace.rows, 'row')}, {counted(len(trace.sequences()[0]), 'sequence')}, "
-        f"{counted(trace.layers, 'layer')} ({len(trace.moe_layers)} MoE), "
+        f"{format_count(trace.rows, 'row')}, "
+        f"{format_count(len(trace.sequences()[0]), 'sequence')}, "
+        f"{format_count(trace.layers, 'layer')} ({len(trace.moe_layers)} MoE), "
         f"{trace.header.n_experts} experts, top-{trace.k}"
     )
 

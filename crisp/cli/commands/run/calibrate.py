@@ -37,19 +37,20 @@ def calibrate(
 
     from crisp.cli.options.devices import device_options
     from crisp.cli.options.files import check_outputs
-    from crisp.cli.output.progress import progress_share
+    from crisp.cli.output.progress import ReadingProgress, progress_share
     from crisp.errors import CrispError
     from crisp.files import atomic
     from crisp.hw.calibration.calibrate import calibrated, check_seconds, least_seconds, pool_slots
     from crisp.hw.model.resident import open_resident, same_geometry
     from crisp.hw.store.reader import Store
-    from crisp.units import show_bytes
+    from crisp.units import format_bytes
 
     check_outputs({"--out": out}, [("--store", store), ("--model", model)], stdout=False)
     check_seconds(seconds)
     options = device_options(
-        device, threads=threads, link_limit=link_limit, host_limit=host_limit, loads_from=loads_from
-    )
+        device, threads=threads, link_limit=link_limit, host_limit=host_limit,
+        loads_from=loads_from, progress=ReadingProgress(),
+    )  # fmt: skip
     if loads_from == "mapped":
         raise CrispError("--loads-from mapped: loads nothing that could be measured")
     opened = Store.open(store)
@@ -64,7 +65,7 @@ def calibrate(
         )
     if dry_run:
         size = pool_slots(opened) * opened.spec.block_bytes
-        print(f"dry run: {options}, a pool of {show_bytes(size)}; nothing was opened or measured")
+        print(f"dry run: {options}, a pool of {format_bytes(size)}; nothing was opened or measured")
         return
     with progress_share("measuring") as update:
         loaded = None

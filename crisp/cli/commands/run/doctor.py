@@ -118,18 +118,18 @@ def _processor() -> Finding:
 
 
 def _memory() -> Finding:
-    from crisp.hw.memory import available, group_limit
-    from crisp.units import show_bytes
+    from crisp.hw.memory import available_bytes, group_limit
+    from crisp.units import format_bytes
 
-    free, limit = available(), group_limit()
+    free, limit = available_bytes(), group_limit()
     values = {"available_bytes": free, "limit_bytes": limit}
     if free is None:
         why = "nobody says how much can be had (no /proc/meminfo)"
         return Finding("memory", False, why, "leave room for everything else by hand", values)
     own = "no limit of its memory group"
     if limit is not None:
-        own = f"its memory group may have {show_bytes(limit)}"
-    return Finding("memory", True, f"{show_bytes(free)} can be had; {own}", values=values)
+        own = f"its memory group may have {format_bytes(limit)}"
+    return Finding("memory", True, f"{format_bytes(free)} can be had; {own}", values=values)
 
 
 def _devices(gpu: bool, probes: Mapping[str, Probe]) -> Iterator[Finding]:
@@ -188,7 +188,7 @@ def _reading(folder: Path, file: Path | None, progress: Callable[[float], None])
     from contextlib import nullcontext
 
     from crisp.hw.store.disk import FILE_BYTES, read_speed, temporary
-    from crisp.units import show_bytes
+    from crisp.units import format_bytes
 
     source: AbstractContextManager[Path] = nullcontext(file) if file else temporary(
         folder, FILE_BYTES, lambda share: progress(share / 2)
@@ -199,11 +199,11 @@ def _reading(folder: Path, file: Path | None, progress: Callable[[float], None])
     except OSError as error:
         return _no_file("read speed", folder, error, {"bytes_per_second": None})
     how = "by O_DIRECT" if speed.direct else "through the page cache"
-    what = file or f"a temporary file of {show_bytes(FILE_BYTES)}"
+    what = file or f"a temporary file of {format_bytes(FILE_BYTES)}"
     return Finding(
         "read speed",
         True,
-        f"{show_bytes(speed.bytes_per_second)}/s {how}, {show_bytes(speed.read_bytes)} at a time, "
+        f"{format_bytes(speed.bytes_per_second)}/s {how}, {format_bytes(speed.read_bytes)} at a time, "
         f"from {what}",
         values={
             "bytes_per_second": round(speed.bytes_per_second),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from crisp.hw.telemetry.command import Measured
+    from crisp.hw.telemetry.command import MeteredCommand
 
 _LONG = 60  # characters of a command that are shown
 
@@ -80,7 +80,7 @@ def energy(
     raise typer.Exit(done.code)
 
 
-def lines(done: Measured, tokens: int | None) -> list[str]:
+def lines(done: MeteredCommand, tokens: int | None) -> list[str]:
     """What people are told. tokens: of a run."""
     import shlex
     from statistics import fmean

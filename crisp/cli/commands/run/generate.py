@@ -68,10 +68,12 @@ def generate(
     dry_run: flags.DryRun = False,
 ) -> None:
     """Let a model write, with its routed experts loaded from a store as they are needed."""
-    from crisp.cli.options.devices import device_options, rehearsed
+    from crisp.cli.options.devices import device_options
     from crisp.cli.options.files import check_no_folder, check_outputs
-    from crisp.cli.output.progress import progress_share
-    from crisp.cli.output.run_files import Outputs, title
+    from crisp.cli.output.dry_run import dry_run_summary
+    from crisp.cli.output.progress import ReadingProgress, progress_share
+    from crisp.cli.output.run_files import Outputs
+    from crisp.cli.output.setup_lines import describe_run
     from crisp.hw.model.generate import Generated, check, fresh_case
     from crisp.hw.model.generate import generate as run
     from crisp.hw.model.resident import open_resident, same_geometry
@@ -82,7 +84,7 @@ def generate(
     from crisp.run.case import Conditions
     from crisp.run.repeats import Rule, repeat_run
     from crisp.run.timeline import Sink
-    from crisp.sim.hardware import profile as hardware_profile
+    from crisp.sim.hardware import hardware_profile
 
     outputs = Outputs(json, timeline, perfetto)
     check_no_folder("--metadata", metadata)
@@ -96,11 +98,11 @@ def generate(
     check_outputs({"--record": record}, inputs, stdout=False)
     files = {f"--{option}": name for option, name in vars(outputs).items()}
     check_outputs({**files, "--record": record}, inputs)
-    asked = Budget.parse(budget)
+    share = Budget.parse(budget)
     rule = Rule.parse(energy_within, energy_repeats)
     options = device_options(
         device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
-        loads_from=loads_from,
+        loads_from=loads_from, progress=ReadingProgress(),
     )  # fmt: skip
     conditions = Conditions(granularity, "all", 1, chunk, seed)
     chosen = named(
@@ -110,15 +112,16 @@ def generate(
     machine = None if hardware is None else hardware_profile(hardware)
     power_model(machine, modelled_energy)  # else it would be missed after loading
     opened = Store.open(store)
-    asked.capacity(opened.spec, chosen.cache)
-    found = _metadata(model, metadata, opened)
-    counts = None if found is None else found[1].profile()
+    share.capacity(opened.spec, chosen.cache)  # raises CrispError
+    prepared = _load_metadata(model, metadata, opened)
+    counts = None if prepared is None else prepared[1].profile()
     check(chosen, counts, machine, max_new_tokens)
-    told = title(chosen, asked, f"{options}, experts from {store}", opened.spec, conditions)
+    case = fresh_case(opened, chosen, share, counts, None, conditions)
+    title = describe_run(case, f"{options}, experts from {store}")
     power = None if machine is None else machine.power
     if dry_run:
         same_geometry(model, opened)
-        print(rehearsed([(told, fresh_case(opened, chosen, asked, counts, None, conditions))]))
+        print(dry_run_summary([(title, case)]))
         return
     with progress_share("loading") as update:
         resident = open_resident(
@@ -133,12 +136,12 @@ def generate(
         return run(
             resident,
             chosen,
-            asked,
+            share,
             options,
             prompt,
             max_new_tokens,
             profile=counts,
-            split=None if found is None else f"profile: {found[0].name}; run: all rows",
+            split=None if prepared is None else f"profile: {prepared[0].name}; run: all rows",
             conditions=conditions,
             hardware=machine,
             meter=meter_of(device),
@@ -147,40 +150,40 @@ def generate(
             on_text=on_text,
         )
 
-    with outputs.sinks(told, opened.spec, power, "its own") as sinks, _told(people) as tell:
-        made = once(sinks, tell)
+    with outputs.sinks(title, opened.spec, power, "its own") as sinks, _printing(people) as show:
+        generated = once(sinks, show)
     if record is not None:
-        made.trace.save(record)
+        generated.trace.save(record)
     with progress_share("writing it again, for its joules"):
-        repeated, interrupt = repeat_run(made.run, lambda: once().run, rule)
+        repeated, interrupt = repeat_run(generated.run, lambda: once().run, rule)
     outputs.write_runs([repeated])
-    print(f"\n{summary(repeated, len(made.tokens))}", file=people)
+    print(f"\n{summary(repeated, len(generated.tokens))}", file=people)
     if interrupt is not None:
         raise interrupt  # what was measured until then has been told
 
 
 @contextmanager
-def _told(people: TextIO) -> Iterator[Callable[[str], None]]:
-    """Prints a text piece by piece; whatever ends it, what comes next has a new line."""
+def _printing(people: TextIO) -> Iterator[Callable[[str], None]]:
+    """Print a text piece by piece; whatever ends it, what comes next has a new line."""
     begun = False
 
-    def tell(text: str) -> None:
+    def show(text: str) -> None:
         nonlocal begun
         begun = True
         print(text, end="", file=people, flush=True)
 
     try:
-        yield tell
+        yield show
     finally:
         if begun:
             print(file=people, flush=True)
 
 
 def summary(run: Run, tokens: int) -> str:
-    """What came of it, in a line or two."""
+    """Return what came of a generation, in a line or two; tokens: that were written."""
     from crisp.cli.output.columns import DASH, numbers
     from crisp.cli.output.joules import per_token, source
-    from crisp.cli.output.words import counted
+    from crisp.units import format_count
 
     metrics, why = run.metrics, run.unavailable
 
@@ -190,7 +193,7 @@ def summary(run: Run, tokens: int) -> str:
         return f"{number} {unit}"
 
     parts = [
-        f"{counted(tokens, 'token')} ({metrics['tokens']:,} with the prompt)",
+        f"{format_count(tokens, 'token')} ({metrics['tokens']:,} with the prompt)",
         shown("tokens_per_second", "tokens/s"),
         shown("ttft_ms", "ms to the first"),
         shown("bytes_per_token", "MB/token", 1e-6),
@@ -207,15 +210,18 @@ def summary(run: Run, tokens: int) -> str:
     return "\n".join(lines)
 
 
-def _metadata(model: Path, file: Path | None, store: Store) -> tuple[Path, Metadata] | None:
-    """What was asked for or lies beside the model; it must belong to the store's weights."""
+def _load_metadata(model: Path, file: Path | None, store: Store) -> tuple[Path, Metadata] | None:
+    """Return the metadata that was asked for or lies beside the model, and its path.
+
+    Raises CrispError for metadata of other weights than the store's.
+    """
     from crisp.profile.metadata import FILE, Metadata
 
     beside = model / FILE
     file = file or (beside if beside.is_file() else None)
     if file is None:
         return None
-    found = Metadata.load(file)
+    prepared = Metadata.load(file)
     if store.weights is not None:
-        found.check_weights(store.weights, str(store.path))
-    return file, found
+        prepared.check_weights(store.weights, str(store.path))
+    return file, prepared

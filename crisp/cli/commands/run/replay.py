@@ -53,13 +53,14 @@ def replay(
     dry_run: flags.DryRun = False,
 ) -> None:
     """Run a trace's routing on this machine, with experts loaded from a store."""
-    from crisp.cli.options.devices import device_options, rehearsed
+    from crisp.cli.options.devices import device_options
     from crisp.cli.options.files import check_no_folder
     from crisp.cli.options.lists import split_list
-    from crisp.cli.output.progress import progress
+    from crisp.cli.output.dry_run import dry_run_summary
+    from crisp.cli.output.progress import ReadingProgress, progress
     from crisp.cli.output.run_files import Outputs
     from crisp.cli.output.run_tables import report
-    from crisp.cli.setup import prepare
+    from crisp.cli.output.setup_lines import describe_run, describe_setup
     from crisp.hw.replay import replay as run
     from crisp.hw.store.reader import Store
     from crisp.hw.telemetry import chosen as meter_of
@@ -68,31 +69,33 @@ def replay(
     from crisp.run.case import Case, Conditions
     from crisp.run.repeats import Rule, repeat_run
     from crisp.run.result import Run
+    from crisp.run.setup import load_setup
     from crisp.run.timeline import Sink
-    from crisp.trace.bundled import resolve
+    from crisp.sim.hardware import hardware_profile
+    from crisp.trace.bundled import resolve_trace
 
     policies, budgets = split_list(policy, "--policy"), split_list(budget, "--budget")
     outputs = Outputs(json, timeline, perfetto, plot)
     check_no_folder("--metadata", metadata)
     inputs = [
-        ("TRACE", resolve(trace)),
+        ("TRACE", resolve_trace(trace)),
         ("--store", store),
-        ("--profile", None if profile is None else resolve(profile)),
+        ("--profile", None if profile is None else resolve_trace(profile)),
         ("--metadata", metadata),
         ("--hardware", hardware),
     ]
     outputs.check(len(policies) * len(budgets), inputs)
-    asked = [Budget.parse(text) for text in budgets]
+    shares = [Budget.parse(text) for text in budgets]
     rule = Rule.parse(energy_within, energy_repeats)
     options = device_options(
         device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
-        loads_from=loads_from,
+        loads_from=loads_from, progress=ReadingProgress(),
     )  # fmt: skip
     opened = Store.open(store)
-    setup = prepare(
+    setup = load_setup(
         trace,
         model=str(store),
-        hardware=hardware,
+        hardware=None if hardware is None else hardware_profile(hardware),
         machine=f"{options}, experts from {store}",
         conditions=Conditions(granularity, phase, batch, chunk, seed, limit),
         profile=profile,
@@ -105,15 +108,15 @@ def replay(
         policies, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch
     )
     power_model(setup.hardware, modelled_energy)  # else it would be missed after the first run
-    cells = [setup.cell(one, share) for one in chosen for share in asked]
+    cases = [setup.case(one, share) for one in chosen for share in shares]
     if dry_run:
-        every = ((cell.title, cell.case(setup.routing)) for cell in cells)
-        print("\n".join([*setup.title(), rehearsed(every)]))
+        named_cases = [(describe_run(case, setup.machine), case) for case in cases]
+        print("\n".join([*describe_setup(setup), dry_run_summary(named_cases)]))
         return
+    power = None if setup.hardware is None else setup.hardware.power
     runs: list[Run] = []
     interrupt = None
-    for cell in cells:  # one after the other: they would disturb each other's times
-        case = cell.case(setup.routing)
+    for case in cases:  # one after the other: they would disturb each other's times
 
         def once(sinks: Sequence[Sink] = (), case: Case = case) -> Run:
             with progress("tokens", setup.rows()) as advance:
@@ -128,7 +131,8 @@ def replay(
                     progress=advance,
                 )
 
-        with outputs.sinks(cell.title, setup.spec, cell.power, setup.name) as sinks:
+        title = describe_run(case, setup.machine)
+        with outputs.sinks(title, setup.spec, power, setup.name) as sinks:
             first = once(sinks)
         repeated, interrupt = repeat_run(first, once, rule)
         runs.append(repeated)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crisp.run.result import Run, load, save
+from crisp.run.result import Run, load_runs, save_runs
 from tests.crisp.run.runs import sealed
 
 RUN = ("--policy", "lru", "--budget", "30%")
@@ -26,7 +26,7 @@ def runs(crisp: Callable, trace: Path, tmp_path: Path) -> tuple[Path, Path]:
             "simulate", trace, *RUN, "--hardware", hardware, "--json", file, "--timeline", timeline
         )
         assert done.code == 0, done.err
-    save(as_measured(load(files[1])[0]), files[1])
+    save_runs(as_measured(load_runs(files[1])[0]), files[1])
     return files
 
 
@@ -40,7 +40,7 @@ def test_the_figures_stand_side_by_side(crisp: Callable, runs: tuple[Path, Path]
     lines = done.out.splitlines()
     assert lines[0].startswith("lru at 30%: simulated on rtx4090-pcie4, measured on")
     cells = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(("hits", "ms"))}
-    simulated, measured = (load(file)[0].metrics for file in runs)
+    simulated, measured = (load_runs(file)[0].metrics for file in runs)
     assert cells["hits"] == [str(simulated["hits"]), str(measured["hits"]), "+0.0", "%"]
     error = 100 * (simulated["ms_per_token_p50"] / measured["ms_per_token_p50"] - 1)
     assert float(cells["ms_per_token_p50"][2]) == pytest.approx(error, abs=0.05)
@@ -58,7 +58,7 @@ def test_lists_of_runs_are_compared_one_by_one(
     files = tmp_path / "sim.json", tmp_path / "meas.json"
     many = ("--policy", "fo,lru", "--budget", "30%", "--json")
     assert crisp("simulate", trace, *many, files[0]).code == 0
-    save([*map(as_measured, load(files[0]))], files[1])
+    save_runs([*map(as_measured, load_runs(files[0]))], files[1])
     for number, policy in ((1, "fo"), (2, "lru")):
         done = crisp("compare", *files, "--run", number)
         assert done.out.startswith(f"{policy} at 30%: ")
@@ -78,7 +78,7 @@ def test_where_blocks_are_prefetched_a_difference_is_explained(
         asked = ("--policy", "mo", "--budget", "30%", "--hardware", link, "--model", "mixtral-8x7b")
         done = crisp("simulate", trace, *asked, "--json", file, "--timeline", timeline)
         assert done.code == 0, done.err
-    save(as_measured(load(runs[1])[0]), runs[1])
+    save_runs(as_measured(load_runs(runs[1])[0]), runs[1])
     lines = crisp("compare", *runs).out.splitlines()
     assert lines[-4].startswith("load order: differ: ")
     assert lines[-1] == (
@@ -88,13 +88,13 @@ def test_where_blocks_are_prefetched_a_difference_is_explained(
 
 def test_a_calibrated_profile_says_how_sure_it_is(crisp: Callable, runs: tuple[Path, Path]) -> None:
     """And what a layer's time is of: a replay has no attention."""
-    run = load(runs[0])[0]
+    run = load_runs(runs[0])[0]
     tables = {
         "load": {"spread": 0.084}, "compute": {"spread": 0.1}, "busy": {},
         "layer": {"source": "measured: of a replay"},
     }  # fmt: skip
     hardware = run.settings["hardware"] | {"tables": tables}
-    save(sealed(replace(run, settings=run.settings | {"hardware": hardware})), runs[0])
+    save_runs(sealed(replace(run, settings=run.settings | {"hardware": hardware})), runs[0])
     out = crisp("compare", *runs).out
     assert "calibrated with interquartile ranges: load 8 %, compute 10 %\n" in out
     assert "a layer without its experts is measured: of a replay\n" in out
@@ -151,8 +151,8 @@ def test_mistakes_are_told_in_a_line(
     assert crisp("simulate", trace, *RUN, "--batch", "2", "--json", other).code == 0
     simulated = tmp_path / "simulated.json"
     simulated.write_text(other.read_text())
-    save(as_measured(load(other)[0]), other)
-    save(load(runs[0]) * 2, tmp_path / "two.json")
+    save_runs(as_measured(load_runs(other)[0]), other)
+    save_runs(load_runs(runs[0]) * 2, tmp_path / "two.json")
     timelines = [file.with_suffix(".parquet") for file in runs]
     for arguments, line in [
         ((runs[0], other), "error: the runs are not of the same case: batch is 1 and 2"),

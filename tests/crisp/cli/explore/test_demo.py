@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from crisp.cli.commands.explore.demo import MACHINES, POLICIES, speeds, typical_step
-from crisp.run.result import Run, load
+from crisp.run.result import Run, load_runs
 from crisp.run.timeline import COMPUTE, LOAD
 
 WHOLE = "10, 50 % of 48 experts: 4, 24 whole ones; at 10 % two layers hold none."
@@ -26,7 +26,7 @@ def test_the_demonstration_and_what_it_says_to_do_next(
         "throughput.png",
         "token.png",
     ]
-    runs = load("out/runs.json")
+    runs = load_runs("out/runs.json")
     asked = [(m, p, b) for m in MACHINES for p in POLICIES for b in ("10%", "50%")]
     assert asked == [
         (

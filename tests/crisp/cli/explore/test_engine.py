@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from crisp.run.result import load
+from crisp.run.result import load_runs
 
 LINE = ("--policy", "lru,crisp,mo", "--budget", "30%,50%", "--hardware", "rtx4090-pcie4")
 
@@ -21,7 +21,7 @@ def test_both_engines_give_the_same_figures(
         file = tmp_path / f"{engine}.json"
         done = crisp("simulate", trace, *LINE, "--engine", engine, "--json", file)
         assert done.code == 0, done.err
-        out[engine], runs[engine] = done.out, load(file)
+        out[engine], runs[engine] = done.out, load_runs(file)
         assert {run.settings["engine"] for run in runs[engine]} == {engine}
     assert out["fast"] == out["simpy"]
     assert [run.metrics for run in runs["fast"]] == [run.metrics for run in runs["simpy"]]

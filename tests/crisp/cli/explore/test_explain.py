@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from crisp.cli.commands.explore.explain import account, one_run
-from crisp.run.result import Run, load, save
+from crisp.run.result import Run, load_runs, save_runs
 from tests.crisp.run.runs import whole
 
 
@@ -103,7 +103,7 @@ def test_a_run_in_a_few_lines() -> None:
 
 
 def test_a_list_has_a_line_for_each_run(crisp: Callable, tmp_path: Path) -> None:
-    save([run(), run(io_bound_ms_per_token=9.5)], tmp_path / "runs.json")
+    save_runs([run(), run(io_bound_ms_per_token=9.5)], tmp_path / "runs.json")
     lines = crisp("explain", tmp_path / "runs.json").out.splitlines()
     assert [line.split() for line in lines[1:3]] == [
         ["1", "lru", "10%", "box", "10.0", "60", "30", "10", "none"],
@@ -118,7 +118,7 @@ def test_a_list_has_a_line_for_each_run(crisp: Callable, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("number", [0, 3])
 def test_a_run_that_is_not_there(crisp: Callable, tmp_path: Path, number: int) -> None:
-    save([run(), run()], tmp_path / "runs.json")
+    save_runs([run(), run()], tmp_path / "runs.json")
     done = crisp("explain", tmp_path / "runs.json", "--run", number)
     assert done.code == 2
     assert done.err == (
@@ -136,7 +136,7 @@ def test_what_is_no_run(crisp: Callable, tmp_path: Path, text: str) -> None:
 def test_the_parts_of_a_simulated_run_add_up(crisp: Callable, trace: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     crisp("simulate", trace, "--policy", "mo", "--budget", "30%", "--json", file)
-    parts = account(load(file)[0])
+    parts = account(load_runs(file)[0])
     assert parts.waits + parts.experts + parts.layers == pytest.approx(parts.total)
     out = crisp("explain", file).out
     assert out.startswith("run 1 of 1: mo at 30% on rtx4090-pcie4; toy, 3 layers")

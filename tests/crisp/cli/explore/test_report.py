@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crisp.run.result import load, save
+from crisp.run.result import load_runs, save_runs
 from crisp.sim.sweep.results import row_of
 from crisp.sim.sweep.results import save as save_sweep
 from tests.crisp.run.runs import sealed, whole
@@ -33,7 +33,7 @@ def run(crisp: Callable, trace: Path, tmp_path: Path) -> Path:
 def test_without_a_page_the_tables_are_printed(crisp: Callable, tmp_path: Path) -> None:
     runs = [whole({"batch": batch}, tokens_per_second=float(batch)) for batch in (1, 2)]
     file = tmp_path / "runs.json"
-    save(runs, file)
+    save_runs(runs, file)
     done = crisp("report", file)
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
@@ -49,7 +49,7 @@ def test_without_a_page_the_tables_are_printed(crisp: Callable, tmp_path: Path) 
 
 def test_a_long_table_is_cut_and_says_so(crisp: Callable, tmp_path: Path) -> None:
     file = tmp_path / "runs.json"
-    save([whole({"seed": seed}) for seed in range(250)], file)
+    save_runs([whole({"seed": seed}) for seed in range(250)], file)
     out = crisp("report", file).out
     assert out.count("\nlru ") == 200
     assert "… 200 of 250 runs; --html FILE has all" in out
@@ -75,7 +75,7 @@ def test_a_page_is_written_once_and_again_the_same(
 
 
 def test_run_files_and_sweeps_stand_together(crisp: Callable, run: Path, tmp_path: Path) -> None:
-    (known,) = load(run)
+    (known,) = load_runs(run)
     other = sealed(replace(known, settings=known.settings | {"seed": 5}))
     results = tmp_path / "results.parquet"
     save_sweep(results, lambda: iter([row_of(known), row_of(other)]), {})

@@ -14,12 +14,12 @@ import pytest
 from crisp.cli.options.lists import split_list
 from crisp.cli.output.columns import numbers
 from crisp.errors import CrispError
-from crisp.hardware.measured import Curve, Geometry, Grid, Tables
+from crisp.hardware.measured import BlockGeometry, MeasuredTables, TimeCurve, TimeGrid
 from crisp.hardware.tables import SECTIONS, to_toml
 from crisp.model.spec import ModelSpec
 from crisp.policy.cache import CACHES
-from crisp.run.result import load
-from crisp.sim.hardware import profile
+from crisp.run.result import load_runs
+from crisp.sim.hardware import hardware_profile
 from crisp.trace import RoutingTrace
 from tests.crisp.cli.toy import CONFIG, toy_trace
 
@@ -47,7 +47,7 @@ def test_a_table_goes_policy_by_policy_with_budgets_as_given(
     expected = [["lru", "50%"], ["lru", "10%"], ["fo", "50%"], ["fo", "10%"]]
     rows = cells(out)
     assert [row[:2] for row in rows] == expected
-    runs = load(file)
+    runs = load_runs(file)
     assert [[r.settings["policy"]["name"], r.settings["budget"]["asked"]] for r in runs] == expected
     for row, run in zip(rows, runs, strict=True):
         for cell, metric in ((2, "tokens_per_second"), (7, "bytes_per_token")):
@@ -121,7 +121,7 @@ def test_pictures_and_timelines_say_the_conditions(
 ) -> None:
     drawn: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        "crisp.cli.output.run_files.gantt", lambda *arguments: drawn.append(arguments)
+        "crisp.cli.output.run_files.draw_gantt", lambda *arguments: drawn.append(arguments)
     )
     for granularity in ("expert", "block"):
         told(
@@ -155,7 +155,7 @@ def test_what_cannot_be_had_is_a_dash_with_its_reason(crisp: Callable, trace: Pa
         crisp("simulate", trace, "--policy", "fo", "--budget", "1", "--hardware", "paper-table1")
     )
     assert cells(out)[0][-1] == "–"
-    assert f"J/token –: {profile('paper-table1').no_power}" in out
+    assert f"J/token –: {hardware_profile('paper-table1').no_power}" in out
     assert "modelled" not in out
 
 
@@ -203,7 +203,7 @@ def test_a_profile_of_its_own_leaves_the_whole_trace(
     line = ("--policy", "crisp", "--budget", "30%", "--json", file)
     out = told(crisp("simulate", trace, "--profile", trace, *line))
     assert "all 40 rows of toy.trace.safetensors; simulated: all rows" in out
-    assert load(file)[0].metrics["tokens"] == 32
+    assert load_runs(file)[0].metrics["tokens"] == 32
 
 
 def test_one_run_is_an_object_and_the_same_twice(
@@ -234,7 +234,7 @@ def test_all_files_of_one_run_agree(crisp: Callable, trace: Path, tmp_path: Path
     line = ("--policy", "mo", "--budget", "30%", "--json", tmp_path / "run.json")
     files = ("--timeline", tmp_path / "t.parquet", "--perfetto", tmp_path / "p.json")
     told(crisp("simulate", trace, *line, *files, "--plot", tmp_path / "g.png"))
-    run = load(tmp_path / "run.json")[0]
+    run = load_runs(tmp_path / "run.json")[0]
     rows = pq.read_table(tmp_path / "t.parquet").to_pandas()
     own = rows[rows["kind"] != "prefetch"]
     assert own["end_ns"].max() == run.metrics["total_ns"]
@@ -425,10 +425,10 @@ def test_a_profile_of_another_kind_of_store_is_refused(
     spec = ModelSpec.from_config(CONFIG, "toy")
     store, machine = tmp_path / "store", tmp_path / "here.toml"
     store.mkdir()
-    one = Curve((1,), (Fraction(9),))
-    own = replace(Geometry.of(spec), dtype="bf16")
-    grid = Grid((1,), (1,), ((Fraction(5),),))
-    tables = Tables(own, one, grid, one, slow_load=Fraction(1), slow_compute=Fraction(1))
+    one = TimeCurve((1,), (Fraction(9),))
+    own = replace(BlockGeometry.of(spec), dtype="bf16")
+    grid = TimeGrid((1,), (1,), ((Fraction(5),),))
+    tables = MeasuredTables(own, one, grid, one, slow_load=Fraction(1), slow_compute=Fraction(1))
     machine.write_text(to_toml("disk", None, "no", tables, dict.fromkeys(SECTIONS, "here")))
     line = ("simulate", trace, "--policy", "fo", "--budget", "30%", "--hardware", machine)
     for dtype, code in (("bf16", 0), ("fp16", 2)):

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from crisp.cli import asked, estimate, sweeping
-from crisp.run.result import load
+from crisp.run.result import load_runs
+from crisp.sim.sweep import cell, estimate, runner
 from tests.crisp.cli.test_interrupt import DEADLINE, started, wait_for, workers
 from tests.crisp.cli.toy import toy_trace
 
@@ -48,7 +48,7 @@ def test_rows_are_the_runs_of_simulate(
     assert "6 rows in" in done.out
     assert crisp("simulate", trace, *LINE, "--json", runs).code == 0
     rows = pd.read_parquet(out).to_dict("records")
-    for row, run in zip(rows, load(runs), strict=True):
+    for row, run in zip(rows, load_runs(runs), strict=True):
         assert row["engine"] == "fast"
         assert {part: row[f"policy.{part}"] for part in run.settings["policy"]} == (
             run.settings["policy"]
@@ -97,9 +97,9 @@ class Stopped:
     """Runs cells until there have been enough, then is interrupted."""
 
     def __init__(self, after: int) -> None:
-        self.left, self.run, self.done = after, asked.run, 0
+        self.left, self.run, self.done = after, cell.run_cell, 0
 
-    def __call__(self, job: asked.Job) -> Any:
+    def __call__(self, job: cell.CellJob) -> Any:
         if not self.left:
             raise KeyboardInterrupt
         self.left -= 1
@@ -116,7 +116,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     assert first.code == 0
 
     with monkeypatch.context() as patched:
-        patched.setattr(asked, "run", Stopped(3))
+        patched.setattr(cell, "run_cell", Stopped(3))
         done = crisp(*line, out)
     assert done.code == 130
     told = f"interrupted; 3 of 10 cells are in {out}; the same command goes on\n"
@@ -127,11 +127,11 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     assert Path(f"{out}.unfinished").exists()
 
     counting = Stopped(100)
-    monkeypatch.setattr(asked, "run", counting)
+    monkeypatch.setattr(cell, "run_cell", counting)
     again = crisp(*line, out)
     assert (again.code, counting.done) == (0, 7)
-    cells, estimate, rest = first.out.split("\n", 2)
-    assert estimate.startswith("about ")
+    cells, duration, rest = first.out.split("\n", 2)
+    assert duration.startswith("about ")
     kept = "3 kept, 7 to run"
     assert again.out == f"{cells}\n{kept}\n{rest}".replace(str(whole), str(out))
     assert out.read_bytes() == whole.read_bytes()
@@ -147,7 +147,7 @@ def test_what_earlier_results_hold_is_not_run_again(
     line = ("sweep", "--trace", trace, "--policy", "lru,fo", "--out", out, "--budget")
     assert crisp(*line, "30%").code == 0
     counting = Stopped(100)
-    monkeypatch.setattr(asked, "run", counting)
+    monkeypatch.setattr(cell, "run_cell", counting)
     assert crisp(*line, "30%,50%").code == 0
     assert counting.done == 2
     assert list(pd.read_parquet(out)["asked.budget"]) == ["30%", "50%"] * 2
@@ -182,7 +182,7 @@ def test_an_unfinished_sweep_is_not_lost_to_another_one(
 ) -> None:
     out = tmp_path / "r.parquet"
     with monkeypatch.context() as patched:
-        patched.setattr(asked, "run", Stopped(3))
+        patched.setattr(cell, "run_cell", Stopped(3))
         assert crisp("sweep", spec, "--out", out).code == 130
     out.unlink()  # as a kill that leaves no time to write
     done = crisp("sweep", spec, "--hardware", "rtx4090-pcie4", "--out", out)
@@ -252,9 +252,9 @@ def test_pairs_are_told_with_their_intervals(
     line = ("--hardware", "paper-table1", "--budget", "50%", "--json", json_file)
     width = "tiered(alpha=0.3,beta=0.9)"
     assert crisp("simulate", trace, "--policy", "crisp", "--width", width, *line).code == 0
-    (own,) = load(json_file)
+    (own,) = load_runs(json_file)
     assert crisp("simulate", trace, "--policy", "lru", *line).code == 0
-    (base,) = load(json_file)
+    (base,) = load_runs(json_file)
     ratios = [
         (own.metrics[name] or 0) / (base.metrics[name] or 1)
         for name in ("bytes_per_token", "ms_per_token_mean")
@@ -302,7 +302,7 @@ def test_many_cells_are_counted_at_once_and_need_a_yes(
     assert done.err.startswith(f"error: {many}: 2,400,002 cells, about ")
     assert done.err.endswith(" on 1 core (measured on 3); --yes runs them\n")
     assert not list(tmp_path.glob("r.*"))
-    monkeypatch.setattr(sweeping, "MANY", 9)
+    monkeypatch.setattr(runner, "MANY", 9)
     assert crisp("sweep", spec, "--out", tmp_path / "r.parquet").code == 2
     done = crisp("sweep", spec, "--out", tmp_path / "r.parquet", "--yes")
     assert done.code == 0

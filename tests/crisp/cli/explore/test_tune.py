@@ -12,7 +12,7 @@ import pytest
 
 from crisp.model.spec import ModelSpec
 from crisp.profile import Profile
-from crisp.run.result import load
+from crisp.run.result import load_runs
 from crisp.scheduler.workload import split
 from crisp.trace import RoutingTrace
 from tests.crisp.cli.toy import CONFIG
@@ -57,7 +57,7 @@ def test_the_best_is_that_of_all_that_are_tried(
                 line = ("--policy", "crisp", "--width", width, "--cache", cache, "--unit", unit)
                 line += ("--order", order, "--budget", "30%", "--json", out)
                 assert crisp("simulate", trace, *line).code == 0
-                costs[width, cache, unit, order] = load(out)[0].metrics[metric]
+                costs[width, cache, unit, order] = load_runs(out)[0].metrics[metric]
     least = min(costs.values(), key=lambda cost: cost or 0)
 
     done = crisp("tune", trace, "--loss", loss, *ASKED, "--minimise", minimise)
@@ -65,7 +65,7 @@ def test_the_best_is_that_of_all_that_are_tried(
     command = shlex.split(done.out.splitlines()[-1])
     assert command[:2] == ["crisp", "simulate"]
     assert crisp(*command[1:], "--json", out).code == 0
-    assert load(out)[0].metrics[metric] == least
+    assert load_runs(out)[0].metrics[metric] == least
     (row,) = [line for line in done.out.splitlines() if line.startswith("*  ")]
     assert row.split()[2] == "single"
     assert f"of {16 * len(orders)} policies tried" in done.out

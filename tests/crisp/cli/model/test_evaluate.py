@@ -132,7 +132,7 @@ def test_weights_in_groups_are_compared_with_the_model_as_it_is(
             f"{100 * blocks / 7 * size / 36864:.1f}" for blocks in (7, 4)
         )]  # fmt: skip
         found[dtype] = abs(fo["ratio"] - 1)
-    assert 0 < found["int8"] < 0.002 < found["int4"] < 0.1
+    assert 0 < found["int8"] < 0.004 < found["int4"] < 0.1
     plain = told(crisp(*line))
     assert rows(plain)[0][:8] == table[0][:8]
     assert "the model as it is" not in plain

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crisp.hardware.profile import HardwareProfile
-from crisp.hw.devices.options import Options
+from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.store.reader import Store
 from tests.hw.calibration.test_calibrate import STORE
 from tests.hw.calibration.timed import TimedDevice
@@ -17,27 +17,27 @@ pytest.importorskip("torch")
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[DeviceOptions]:
     """What a device was opened with, each time."""
-    seen: list[Options] = []
+    seen: list[DeviceOptions] = []
 
-    def open_(options: Options, store: Store, slots: int) -> TimedDevice:
+    def open_(options: DeviceOptions, store: Store, slots: int) -> TimedDevice:
         seen.append(options)
         return TimedDevice()
 
-    monkeypatch.setattr(Options, "open", open_)
+    monkeypatch.setattr(DeviceOptions, "open", open_)
     monkeypatch.setattr(Store, "open", lambda path: STORE)
     return seen
 
 
-def test_a_profile_is_written(crisp: Callable, opened: list[Options], tmp_path: Path) -> None:
+def test_a_profile_is_written(crisp: Callable, opened: list[DeviceOptions], tmp_path: Path) -> None:
     file = tmp_path / "here.toml"
     done = crisp(
         "calibrate", "--store", tmp_path, "--out", file, "--seconds", "0.2",
         "--link-limit", "200MB/s", "--threads", "2",
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert set(opened) == {Options("cpu", threads=2, link_limit=200_000_000)}
+    assert set(opened) == {DeviceOptions("cpu", threads=2, link_limit=200_000_000)}
     profile = HardwareProfile.load(file)
     assert profile.tables is not None
     assert [int(ns) for ns in profile.tables.load.ns] == [150_000, 250_000, 350_000, 450_000]
@@ -50,7 +50,7 @@ def test_a_profile_is_written(crisp: Callable, opened: list[Options], tmp_path: 
 
 
 def test_mistakes_are_told_before_anything_is_measured(
-    crisp: Callable, opened: list[Options], tmp_path: Path
+    crisp: Callable, opened: list[DeviceOptions], tmp_path: Path
 ) -> None:
     for options, line in [
         (("--seconds", "0"), "error: seconds 0: must be above 0"),
@@ -69,7 +69,7 @@ def test_mistakes_are_told_before_anything_is_measured(
 
 
 def test_a_link_too_slow_for_the_time_is_told(
-    crisp: Callable, opened: list[Options], tmp_path: Path
+    crisp: Callable, opened: list[DeviceOptions], tmp_path: Path
 ) -> None:
     """Half a pool of 128 MB and 6 x (1 + 2 + 4) blocks of 196,608 bytes: 136 MB."""
     line = ("calibrate", "--store", tmp_path, "--seconds", "0.2")

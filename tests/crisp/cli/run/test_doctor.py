@@ -167,7 +167,7 @@ def has_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
                 raise torch
             return torch
 
-        monkeypatch.setattr("crisp.extras.need", need)
+        monkeypatch.setattr("crisp.extras.import_extra", need)
 
     return give
 

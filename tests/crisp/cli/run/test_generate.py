@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra hf")
 pytest.importorskip("transformers", reason="needs the extra hf")
 
-from crisp.checkpoint.loading import load
-from crisp.hw.devices.options import Options
+from crisp.checkpoint.loading import load_model
+from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.store.packing import pack
 from crisp.trace import RoutingTrace
 from tests.crisp.cli.conftest import Done
@@ -38,7 +38,7 @@ def text() -> str:
     """What the model, loaded by transformers, writes in 8 tokens."""
     import torch
 
-    loaded = load(str(MODEL))
+    loaded = load_model(str(MODEL))
     ids = loaded.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
     made = loaded.model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8
@@ -55,7 +55,7 @@ def line(store: Path, *more: object, policy: str = "lru") -> list[object]:
 def test_text_then_a_summary(crisp: Crisp, store: Path, text: str) -> None:
     done = crisp(*line(store))
     assert (done.code, done.err) == (0, "")
-    rows = len(load(str(MODEL)).tokenizer(PROMPT)["input_ids"]) + 7  # the last is not fed
+    rows = len(load_model(str(MODEL)).tokenizer(PROMPT)["input_ids"]) + 7  # the last is not fed
     assert done.out.startswith(f"{text}\n\nlru at 30%: 8 tokens ({rows} with the prompt), ")
     summary = done.out.removeprefix(f"{text}\n\n").splitlines()
     parts = [part.split(" ", 1)[1] for part in summary[0].split(", ")[1:]]
@@ -154,7 +154,7 @@ def test_what_was_right_stays_and_files_do_not_appear(
 ) -> None:  # fmt: skip
     # without a cache a pass is 12 loads, and one of the prompt more: this is after some tokens
     broken = Breaking(at=5 * 12 + 40, instead=instead)
-    monkeypatch.setattr(Options, "open", lambda self, store, slots: broken.open(store, slots))
+    monkeypatch.setattr(DeviceOptions, "open", lambda self, store, slots: broken.open(store, slots))
     asked = ["--json", "r.json", "--timeline", "t", "--record", "own"]
     monkeypatch.chdir(tmp_path)
     done = crisp(*line(store, *asked, policy="fo"))

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from crisp.errors import CrispError
-from crisp.sim.sweep.parallel import side_by_side
+from crisp.sim.parallel import side_by_side
 
 
 def square(n: int) -> int:
@@ -33,7 +33,7 @@ def test_processes_of_this_machine() -> None:
 
 def test_a_scheduler_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("crisp.sim.sweep.parallel._CONNECT", 0.5)
+    monkeypatch.setattr("crisp.sim.parallel._CONNECT", 0.5)
     with (
         pytest.raises(CrispError, match=r"^--scheduler 127\.0\.0\.1:9: no dask scheduler answers"),
         side_by_side(square, [1], jobs=0, backend="dask", scheduler="127.0.0.1:9"),

@@ -1,53 +1,48 @@
-"""Under which conditions losses were measured, and where what is simulated has others."""
+"""The conditions under which losses were measured, and where what is simulated has others."""
 
 from __future__ import annotations
 
 from fractions import Fraction
-from textwrap import wrap
 
-from crisp.cli.setup import Setup, other_geometry
-from crisp.model.quantization import STORED
+from crisp.model.quantization import STORED_BITS
 from crisp.policy import named
 from crisp.profile.metadata import Metadata
+from crisp.run.setup import Setup, other_geometry
 from crisp.sim.tuning.losses import Losses
 
-_WIDTH = 100
 _SHOWN = 12  # digits of a hash
-_BITS = {"bfloat16": Fraction(16), "float16": Fraction(16), "float32": Fraction(32)} | STORED
+_BITS = {"bfloat16": Fraction(16), "float16": Fraction(16), "float32": Fraction(32)} | STORED_BITS
 
 
-def conditions(setup: Setup, losses: Losses, file: str) -> list[str]:
-    """Lines for the title; each difference has one of its own.
+def loss_conditions(setup: Setup, losses: Losses, file: str) -> list[str]:
+    """Return the conditions of the losses in a line, and each difference in one of its own.
 
     Losses stay usable where something differs: whether they hold there is the reader's to say.
     """
-    told = (
+    conditions = (
         f"{file}: measured on {losses.model}, experts in {losses.dtype or 'an untold type'}, "
         f"{losses.expert_blocks} blocks each"
     )
-    differing = [*_model(setup, losses), *_stored(setup, losses), *_blocks(setup, losses)]
-    differing += _counts(setup, losses)
     return [
-        line
-        for first, text in [("losses", told), *(("", line) for line in differing)]
-        for line in wrap(
-            text, _WIDTH, initial_indent=f"{first:<10}", subsequent_indent=" " * 10,
-            break_on_hyphens=False,
-        )
-    ]  # fmt: skip
+        conditions,
+        *_model_differences(setup, losses),
+        *_type_differences(setup, losses),
+        *_block_differences(setup, losses),
+        *_count_differences(setup, losses),
+    ]
 
 
-def _model(setup: Setup, losses: Losses) -> list[str]:
-    trace = setup.routing.simulated
+def _model_differences(setup: Setup, losses: Losses) -> list[str]:
+    trace = setup.inputs.trace
     traced, lines = trace.header.model, list[str]()
     metadata = setup.source.metadata
     if metadata is not None and losses.weights is not None:
         # a prepared model is called as its folder: its weights tell
-        own = Metadata.load(metadata).weights
-        if own != losses.weights:
+        weights = Metadata.load(metadata).weights
+        if weights != losses.weights:
             lines.append(
                 f"differs: measured on weights {losses.weights[:_SHOWN]}, the metadata is of "
-                f"{own[:_SHOWN]}"
+                f"{weights[:_SHOWN]}"
             )
     elif traced is None:
         lines.append("the trace does not say which model it is of: it may be another one")
@@ -65,7 +60,7 @@ def _model(setup: Setup, losses: Losses) -> list[str]:
     return lines
 
 
-def _stored(setup: Setup, losses: Losses) -> list[str]:
+def _type_differences(setup: Setup, losses: Losses) -> list[str]:
     if losses.dtype is None:
         return ["the losses do not say in which type experts were"]
     if _BITS.get(losses.dtype) == setup.spec.bits:
@@ -76,7 +71,7 @@ def _stored(setup: Setup, losses: Losses) -> list[str]:
     ]
 
 
-def _blocks(setup: Setup, losses: Losses) -> list[str]:
+def _block_differences(setup: Setup, losses: Losses) -> list[str]:
     if losses.expert_blocks == setup.spec.n_blocks:
         return []
     return [
@@ -85,17 +80,18 @@ def _blocks(setup: Setup, losses: Losses) -> list[str]:
     ]
 
 
-def _counts(setup: Setup, losses: Losses) -> list[str]:
-    """Of counts of combinations, where widths are decided by them."""
+def _count_differences(setup: Setup, losses: Losses) -> list[str]:
+    """Compare counts of combinations, where widths are decided by them."""
     widths = [loss.width for loss in losses.rows
               if named(loss.policy, width=loss.width, prefetch="none").width.counted]  # fmt: skip
-    own = setup.routing.profile.digest()
-    if not widths or losses.profile == own:
+    digest = setup.inputs.profile.digest()
+    if not widths or losses.profile == digest:
         return []
     decided = f"they decide {', '.join(dict.fromkeys(widths))}"
     if losses.profile is None:
         return [f"the losses do not say which counts they were measured with: {decided}"]
+    source = (setup.inputs.split or "").removeprefix("profile: ")
     return [
         f"differs: measured with the counts {losses.profile[:_SHOWN]}, simulated with "
-        f"{own[:_SHOWN]} ({setup.routing.how.removeprefix('profile: ')}): {decided}"
+        f"{digest[:_SHOWN]} ({source}): {decided}"
     ]

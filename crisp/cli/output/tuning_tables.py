@@ -1,0 +1,100 @@
+"""What ``crisp tune`` prints: the policies that are worth it, and the command that runs one."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from textwrap import wrap
+
+from crisp.cli.output.columns import aligned, numbers
+from crisp.run.setup import Setup
+from crisp.sim.tuning.candidates import TunedPolicy, Tuning, cost_of
+from crisp.sim.tuning.loss_conditions import loss_conditions
+from crisp.sim.tuning.losses import Loss, Losses
+
+_COLUMNS = (
+    ("MB/token", "bytes_per_token", 1e-6),
+    ("J/token", "energy_j_per_token", 1.0),
+    ("ms/token", "ms_per_token_mean", 1.0),
+)
+_WIDTH = 100
+
+
+def describe_losses(setup: Setup, losses: Losses, file: str) -> list[str]:
+    """Return lines for the title: how losses were measured, and what differs."""
+    return [
+        line
+        for number, text in enumerate(loss_conditions(setup, losses, file))
+        for line in wrap(
+            text, _WIDTH, initial_indent=f"{'' if number else 'losses':<10}",
+            subsequent_indent=" " * 10, break_on_hyphens=False,
+        )
+    ]  # fmt: skip
+
+
+def report(tuning: Tuning, most: str, limit: float, minimise: str) -> list[str]:
+    """Return the front as a table, its best policy marked, and what has to be said below.
+
+    most: the limit of the loss, as it was spelled.
+    """
+    best, front = tuning.best(limit), tuning.front
+    full = cost_of(tuning.reference, minimise)
+    policies = [point.run.settings["policy"] for point in front]
+    cells = [
+        ["*" if point is best else "" for point in front],
+        *(
+            [str(policy[part]) for policy in policies]
+            for part in ("name", "width", "cache", "unit", "order")
+        ),
+        numbers([100 * point.loss.loss for point in front], 1),
+        [_format_range(point.loss) for point in front],
+    ]
+    for _, name, factor in _COLUMNS:
+        values = [point.run.metrics[name] for point in front]
+        cells.append(numbers([None if v is None else v * factor for v in values]))
+    shares = [100 * cost_of(point, minimise) / full if full else None for point in front]
+    cells.append(numbers(shares, 1))
+    headings = ["", "policy", "width", "cache", "unit", "order", "loss %", "range"]
+    headings += [heading for heading, _, _ in _COLUMNS]
+    notes = [
+        f"*: the least {minimise} a token within a loss of {most}; of {tuning.tried} policies "
+        "tried none beats those above",
+        f"loss: increase of perplexity, measured; of full: of the {minimise} of full widths "
+        "at their best",
+    ]
+    if best.loss.interval is not None and best.loss.interval[1] > limit:
+        notes.append(f"*: its loss may be above {most}: the range, 95 %, goes beyond")
+    notes += tuning.notes
+    return [
+        *aligned([*headings, "of full %"], cells, text=6),
+        "",
+        *(line for note in notes for line in _wrapped(note)),
+    ]
+
+
+def command_line(policy: TunedPolicy, trace: str, budget: str, given: Mapping[str, object]) -> str:
+    """Return the command that runs it; given: the other options, None where they were not given."""
+    parts = policy.run.settings["policy"]
+    options: dict[str, object] = {"--policy": parts["name"], "--budget": budget}
+    options |= {
+        f"--{part}": parts[part]
+        for part in ("width", "order", "cache", "scope", "unit", "prefetch")
+    }
+    words = [
+        str(word)
+        for option in (*options.items(), *given.items())
+        if option[1] is not None
+        for word in option
+    ]
+    return shlex.join(["crisp", "simulate", trace, *words])
+
+
+def _format_range(loss: Loss) -> str:
+    if loss.interval is None:
+        return ""
+    low, high = (100 * end for end in loss.interval)
+    return f"{low:.1f} to {high:.1f}"
+
+
+def _wrapped(note: str) -> list[str]:
+    return wrap(note, _WIDTH, subsequent_indent=" " * 8, break_on_hyphens=False)

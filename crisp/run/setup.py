@@ -1,0 +1,156 @@
+"""Setup: what all runs of an experiment share, loaded and checked before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from crisp.errors import CrispError
+from crisp.hardware.measured import check_store
+from crisp.hardware.profile import HardwareProfile
+from crisp.model.spec import STORE_INDEX, ModelSpec
+from crisp.policy import Budget, Policy, named
+from crisp.run.case import Case, Conditions
+from crisp.run.inputs import LoadedInputs, TraceSource, load_inputs
+from crisp.scheduler.workload import chosen_rows
+from crisp.trace import RoutingTrace
+from crisp.trace.bundled import resolve_trace
+from crisp.trace.fitting import fit_to_trace
+from crisp.units import parse_fraction
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Everything of an experiment but its policies and budgets.
+
+    >>> setup = load_setup("tiny-mixtral-kjv", model="mixtral-8x7b", bits="4.25")
+    >>> setup.case("crisp", "20%", limit=100).capacity()
+    [16, 16, 16, 8, 8, 8]
+    """
+
+    name: str  # of the trace
+    source: TraceSource
+    inputs: LoadedInputs
+    whole: ModelSpec  # all layers of the model
+    spec: ModelSpec  # the trace's layers
+    machine: str  # what it runs on, in a few words
+    hardware: HardwareProfile | None  # None: no simulated one, and none was asked for
+    conditions: Conditions
+
+    def policy(self, name: str, **parts: Any) -> Policy:
+        """Return a named policy, with parts replaced as `crisp.policy.policy` takes them."""
+        has_guess = self.inputs.trace.guess is not None
+        return named(name, has_guess=has_guess, seed=self.conditions.seed, **parts)
+
+    def policies(self, names: Sequence[str], **parts: Any) -> list[Policy]:
+        """Return several named policies with the same parts replaced."""
+        return [self.policy(name, **parts) for name in names]
+
+    def case(self, policy: Policy | str, budget: Budget | str, **conditions: Any) -> Case:
+        """Return the case of a policy within a budget, with some conditions replaced.
+
+        policy, budget: or how they are spelled. Raises CrispError for a budget that does not fit
+        the model, and for what cannot be spelled so.
+        """
+        setup = self
+        if conditions:
+            setup = replace(self, conditions=replace(self.conditions, **conditions))
+        if isinstance(policy, str):
+            policy = setup.policy(policy)
+        if isinstance(budget, str):
+            budget = Budget.parse(budget)
+        budget.capacity(self.spec, policy.cache)  # raises CrispError
+        return self.inputs.case(self.spec, policy, budget, setup.conditions)
+
+    def rows(self) -> int:
+        """Return how many rows are run; CrispError if there are none."""
+        conditions = self.conditions
+        return len(chosen_rows(self.inputs.trace, conditions.phase, conditions.limit))
+
+
+def load_setup(
+    trace: str | Path,
+    *,
+    model: str | ModelSpec | None = None,
+    hardware: HardwareProfile | None = None,
+    machine: str | None = None,
+    conditions: Conditions | None = None,
+    profile: str | Path | None = None,
+    metadata: Path | None = None,
+    bits: str | float | Fraction | None = None,
+    block: int | None = None,
+    top_k: int | None = None,
+    layers: int | None = None,
+    load: Callable[[TraceSource], LoadedInputs] = load_inputs,
+) -> Setup:
+    """Load a trace, by name or path, and fit a model's geometry to it.
+
+    model: a geometry, or a built-in model, a config.json or a store; None: the traced one.
+    hardware: what is simulated, if anything is, and machine: what runs instead, in a few words.
+    profile, metadata: where counts of combinations come from instead of the trace's first half.
+    bits: stored bits of a routed weight. block: neurons of a block. top_k: the trace's k, where it
+    is not the model's. layers: leading layers that are run. load: how a source is loaded.
+
+    Raises CrispError for anything that does not fit together.
+    """
+    path = resolve_trace(trace)
+    source = TraceSource.resolve(path, profile=profile, metadata=metadata, layers=layers)
+    spec = ModelSpec.named(model) if isinstance(model, str) else model
+    index = Path(model) / STORE_INDEX if isinstance(model, str) else None
+    if index is not None and index.exists() and hardware is not None and hardware.tables:
+        check_store(hardware.tables, json.loads(index.read_bytes()), hardware.name)
+    stored = None
+    if bits is not None:
+        stored = parse_fraction(str(bits) if isinstance(bits, float) else bits, "--bits")
+    inputs = load(source)
+    if spec is None:
+        recorded = inputs.trace.header.spec
+        if recorded is None:
+            raise CrispError(f"{path}: does not say how large its model is; give --model")
+        spec = ModelSpec.from_dict(recorded, str(path))
+    prepared = inputs.prepared
+    if block is None and prepared is not None and prepared.config_hash == spec.config_hash:
+        block = prepared.block  # what was prepared runs in the blocks it was prepared in
+    spec = spec.with_(bits=stored, block=block)
+    fitted = fit_to_trace(spec, inputs.trace, top_k)
+    if source.profile is not None and inputs.counted is not None:
+        _check_profile(source.profile, inputs.counted, spec, fitted, top_k)
+    setup = Setup(
+        name=str(trace) if str(path) != str(trace) else path.name,
+        source=source,
+        inputs=inputs,
+        whole=spec,
+        spec=fitted,
+        machine=machine or (hardware.name if hardware else "unknown"),
+        hardware=hardware,
+        conditions=conditions or Conditions(),
+    )
+    setup.rows()  # raises CrispError
+    return setup
+
+
+def other_geometry(spec: ModelSpec, trace: RoutingTrace) -> bool:
+    """Return whether a trace was recorded from another model than ``spec``, as far as it says."""
+    header = trace.header
+    if header.config_hash is not None and spec.config_hash is not None:
+        return header.config_hash != spec.config_hash
+    return header.model is not None and header.model != spec.name
+
+
+def _check_profile(
+    path: Path, counted: RoutingTrace, spec: ModelSpec, fitted: ModelSpec, top_k: int | None
+) -> None:
+    """Raise CrispError unless the profile's trace has the same geometry as the one that is run."""
+    try:
+        other = fit_to_trace(spec, counted, top_k)
+    except CrispError as error:
+        raise CrispError(f"--profile {path}: {error}") from error
+    if other != fitted:
+        raise CrispError(
+            f"--profile {path}: {other.n_layers} layers, but the simulated trace has "
+            f"{fitted.n_layers}"
+        )

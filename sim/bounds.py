@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from crisp.model.spec import ModelSpec
 from crisp.run.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, Rows
 from crisp.scheduler.belady_bound import fewest_loads, places
+from crisp.scheduler.residency import StartingState
 
 FEW = 400_000  # uses: to go through them takes less time than to import numba
 
@@ -20,13 +21,12 @@ class Belady:
     def __init__(
         self,
         spec: ModelSpec,
-        capacity: Sequence[int],
-        initial: Sequence[int] | None,
+        start: StartingState,
         compiled: bool,
     ) -> None:
         """The arguments are those of `EventScheduler`. compiled: for more than FEW uses."""
-        found = places(capacity, initial or [0] * spec.n_routed, spec.n_blocks)
-        self._places, self._compiled = found.arrays() if compiled else found, compiled
+        empty = places(start.capacity, start.resident or [0] * spec.n_routed, spec.n_blocks)
+        self._places, self._compiled = empty.arrays() if compiled else empty, compiled
         self._first_entry = np.zeros(spec.n_layers, np.int64)
         self._first_entry[list(spec.moe_layers)] = np.arange(0, spec.n_routed, spec.n_experts)
         self.blocks = 0

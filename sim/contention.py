@@ -32,11 +32,11 @@ class Activity:
         self.done = done
 
 
-Rule = Callable[[Sequence[Activity]], list[float]]
+SlowdownRule = Callable[[Sequence[Activity]], list[float]]
 """The rate of progress of each of two activities or more that run at the same time."""
 
 
-def sharing(cost: CostModel, streams: Sequence[int]) -> Rule | None:
+def sharing(cost: CostModel, streams: Sequence[int]) -> SlowdownRule | None:
     """How what runs on link and compute slows down under a cost model; None: it does not.
 
     streams: the numbers of link and compute.
@@ -47,12 +47,12 @@ def sharing(cost: CostModel, streams: Sequence[int]) -> Rule | None:
     return None if cost.memory_bandwidth is None else fair(cost.memory_bandwidth / 1e9)
 
 
-def fair(bytes_per_ns: float) -> Rule:
+def fair(bytes_per_ns: float) -> SlowdownRule:
     """Max-min fair shares of a bandwidth, by what each activity demands."""
     return lambda active: fair_rates([activity.demand for activity in active], bytes_per_ns)
 
 
-def constant(slow: Mapping[int, float]) -> Rule:
+def constant(slow: Mapping[int, float]) -> SlowdownRule:
     """slow[stream]: how many times as long its activities take beside another."""
     return lambda active: [1 / slow[activity.stream] for activity in active]
 
@@ -60,7 +60,7 @@ def constant(slow: Mapping[int, float]) -> Rule:
 class Shared:
     """Streams whose activities run at rate 1 alone, and together as a rule says."""
 
-    def __init__(self, env: simpy.Environment, rule: Rule, until: list[int]) -> None:
+    def __init__(self, env: simpy.Environment, rule: SlowdownRule, until: list[int]) -> None:
         """until[stream]: kept at the time at which the stream's activity will end."""
         self._env: Any = env  # SimPy types times as floats too; here they are whole
         self._rule, self._until = rule, until

@@ -33,7 +33,7 @@ class Instant(SimEvent):
         env.schedule(self, priority)
 
 
-class Streams:
+class SimulatedStreams:
     """Link and compute, from the first event of a workload to the end of its last."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Streams:
                 event = -1 if load.prefetch else scheduler.event
                 ns, _ = self._load_costs[load.blocks]
                 add((self._number, event, layer, kind, load.expert, load.first, load.blocks,
-                     start, now, ns, scheduler.store.landed))  # fmt: skip
+                     start, now, ns, scheduler.residency.landed))  # fmt: skip
                 if until[_COMPUTE] == now:
                     self._link_event = Instant(env, _CHOICES)
                     yield self._link_event
@@ -140,7 +140,7 @@ class Streams:
                 until[_COMPUTE] = -1
             of_event = -1 if event.experts is None else scheduler.event + 1
             add((self._number, of_event, layer, LAYER, -1, 0, 0,
-                 start, now, ns, scheduler.store.landed))  # fmt: skip
+                 start, now, ns, scheduler.residency.landed))  # fmt: skip
             if event.experts is None:
                 continue
             scheduler.start(layer, self._workload.tasks(event, self._residents), event.guess)
@@ -163,7 +163,7 @@ class Streams:
                     until[_COMPUTE] = -1
                 scheduler.computed(task)
                 add((self._number, scheduler.event, layer, COMPUTE, task.expert, first,
-                     last - first, start, now, ns, scheduler.store.landed))  # fmt: skip
+                     last - first, start, now, ns, scheduler.residency.landed))  # fmt: skip
             if self._watch is not None:
                 self._watch(scheduler)
         self._close(step, now)
@@ -186,7 +186,7 @@ class Streams:
 
     def _residents(self, layer: int) -> Sequence[int]:
         start = self._layers.index(layer) * self._experts
-        return self._scheduler.store.resident[start : start + self._experts]
+        return self._scheduler.residency.resident[start : start + self._experts]
 
     def _piece_cost(self, task: Task, first: int, last: int) -> tuple[int, int]:
         key = first, last, task.neurons(first, last, self._upto)

@@ -1,8 +1,8 @@
 """Policies: widths, orders, caches, prefetchers, and the named combinations of them."""
 
-from crisp.policy.cache import Budget, Cache, static_residents, warmth
+from crisp.policy.cache import Budget, Cache, expert_tiers, static_residents
 from crisp.policy.order import Order
-from crisp.policy.policy import NAMED, Policy, named
+from crisp.policy.policy import NAMED, Policy, named, policy_name
 from crisp.policy.prefetch import Prefetch
 from crisp.policy.widths.base import BoundWidths, WidthPolicy
 
@@ -15,7 +15,8 @@ __all__ = [
     "Policy",
     "Prefetch",
     "WidthPolicy",
+    "expert_tiers",
     "named",
+    "policy_name",
     "static_residents",
-    "warmth",
 ]

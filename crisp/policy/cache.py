@@ -12,6 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from crisp.errors import CrispError
+from crisp.extensions import find_name
 from crisp.model.spec import ModelSpec
 from crisp.policy.eviction import (
     AdmittedRule,
@@ -32,7 +33,7 @@ from crisp.policy.eviction import (
 )
 from crisp.profile import Profile
 from crisp.profile.tiers import sorted_tiers
-from crisp.units import exact, parse_bytes, show_bytes
+from crisp.units import format_bytes, parse_bytes, parse_fraction
 
 
 def kept_blocks(missing: int, free: int, evictable: int, whole: bool) -> int:
@@ -46,49 +47,58 @@ def kept_blocks(missing: int, free: int, evictable: int, whole: bool) -> int:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A cache policy: a victim rule, which arrays of `Residency` it looks at, what fills them."""
+class CacheRule:
+    """A cache policy: a victim rule, which arrays of `Residency` it looks at, what fills them.
+
+    ``last`` and ``count`` name the two arrays that the victim rule sees: ``last`` (event of the
+    last use), ``count`` (events taken part in), or ``mark`` and ``stamp``, which the rule's own
+    functions fill.
+    """
 
     victim: VictimRule | None  # None: nothing is evicted for what is loaded
     last: str = "last"  # the array in the place of last uses
     count: str = "count"  # the one in the place of counts
     used: UsedRule | None = None  # notes that an event uses an entry
     admitted: AdmittedRule | None = None  # notes that an entry comes that had no block
-    drawn: bool = False  # stamps are lots, drawn anew in every event
+    drawn: bool = False  # stamps are random keys, drawn anew in every event
     by_pass: bool = False  # marks start from the layer's number in every forward pass
     suffixes: bool = False  # one block is taken at a time, from any entry
-    oracle: bool = False  # knows the future
+    preloaded: bool = False  # holds the profile's most frequent experts from the start
+    tiered: bool = False  # marks are the experts' tiers, from the profile
+    oracle: bool = False  # knows the future: see `crisp.scheduler.oracle`
+    by_block: bool = False  # an oracle that keeps single blocks whatever the cache's unit
+    keeps_used: bool = False  # an oracle that keeps what was just used before all else
 
 
-CACHES: dict[str, Rule] = {
-    "none": Rule(None),
-    "static": Rule(None),
-    "lru": Rule(lru_victim),
+CACHES: dict[str, CacheRule] = {
+    "none": CacheRule(None),
+    "static": CacheRule(None, preloaded=True),
+    "lru": CacheRule(lru_victim),
     # Counts since the start: an expert that comes back is as frequent as it was.
-    "lfu": Rule(lfu_victim),
+    "lfu": CacheRule(lfu_victim),
     # Counts begin anew with every stay, as in libCacheSim's LFU.
-    "lfu-in-cache": Rule(lfu_victim, count="mark", used=count_use, admitted=count_from_here),
-    "fifo": Rule(lru_victim, last="stamp", admitted=stamp_entry),
+    "lfu-in-cache": CacheRule(lfu_victim, count="mark", used=count_use, admitted=count_from_here),
+    "fifo": CacheRule(lru_victim, last="stamp", admitted=stamp_entry),
     # Karedla, Love and Wherry, Caching strategies to improve disk system performance, 1994; that
     # half of the room is protected is our choice.
-    "slru": Rule(lfu_victim, "stamp", "mark", used=promote, admitted=on_probation),
+    "slru": CacheRule(lfu_victim, "stamp", "mark", used=promote, admitted=on_probation),
     # After the expert cache of vLLM's pull request 37190: the lowest frequency over age, which is
     # counted in single accesses there and in events here.
-    "lfru": Rule(lfru_victim, count="mark", used=count_use, admitted=count_from_here),
+    "lfru": CacheRule(lfru_victim, count="mark", used=count_use, admitted=count_from_here),
     # After Hoang et al., SpecMD (arXiv 2602.03921), 2026: what this forward pass has not used goes
     # first, then the layer decides. The lowest first, and last use within a layer, is how we do it.
-    "least-stale": Rule(lfu_victim, count="mark", used=use_current, by_pass=True),
-    "random": Rule(lru_victim, last="stamp", drawn=True),
+    "least-stale": CacheRule(lfu_victim, count="mark", used=use_current, by_pass=True),
+    "random": CacheRule(lru_victim, last="stamp", drawn=True),
     # The paper's cuts (3.3.1), drawn between single experts: COLD ones go before WARM and HOT ones.
-    "tier-aware": Rule(lfu_victim, count="mark"),
+    "tier-aware": CacheRule(lfu_victim, count="mark", tiered=True),
     # A prefix is worth more than a suffix (paper, 3.3.4): the deepest block goes, whosever it is.
-    "suffix-lru": Rule(suffix_lru_victim, suffixes=True),
-    "suffix-lfu": Rule(suffix_lfu_victim, suffixes=True),
+    "suffix-lru": CacheRule(suffix_lru_victim, suffixes=True),
+    "suffix-lfu": CacheRule(suffix_lfu_victim, suffixes=True),
     # Belady, A study of replacement algorithms for a virtual-storage computer, 1966: see
     # `crisp.scheduler.oracle`.
-    "belady": Rule(None, oracle=True),
-    "belady-blocks": Rule(None, oracle=True),
-    "belady-forced": Rule(None, oracle=True),
+    "belady": CacheRule(None, oracle=True),
+    "belady-blocks": CacheRule(None, oracle=True, by_block=True),
+    "belady-forced": CacheRule(None, oracle=True, keeps_used=True),
 }
 SCOPES = ("layer", "global")
 UNITS = ("expert", "block")
@@ -101,16 +111,16 @@ class Cache:
     name: str
     scope: str = "layer"
     unit: str = "expert"
-    seed: int = 0  # of random
+    seed: int = 0  # of a rule that draws
 
     def __post_init__(self) -> None:
         if self.rule.suffixes and self.unit != "block":
             raise CrispError(f"cache {self.name}: needs unit block, found {self.unit}")
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> CacheRule:
         """How it chooses."""
-        return CACHES[self.name]
+        return find_name(CACHES, self.name, "cache")
 
     @property
     def victim(self) -> VictimRule | None:
@@ -125,7 +135,7 @@ class Cache:
     @property
     def profiled(self) -> bool:
         """Whether anything is decided from a profile."""
-        return self.name in ("static", "tier-aware")
+        return self.rule.preloaded or self.rule.tiered
 
 
 @dataclass(frozen=True)
@@ -144,7 +154,7 @@ class Budget:
         if text[-1:].isalpha():
             budget = cls(text, None, parse_bytes(text, what))
         else:
-            budget = cls(text, exact(text, what), None)
+            budget = cls(text, parse_fraction(text, what), None)
             if budget.share is not None and budget.share > 1:
                 raise CrispError(f"{what}: above 100 %; write 10%, 0.1 or a size such as 4GB")
         if not (budget.share or budget.n_bytes or 0) > 0:
@@ -166,7 +176,7 @@ class Budget:
             if held > units:
                 raise CrispError(
                     f"budget '{self.text}': more than all routed experts "
-                    f"({show_bytes(spec.routed_bytes)}); write 100%"
+                    f"({format_bytes(spec.routed_bytes)}); write 100%"
                 )
             units = held
         if cache.scope == "global":
@@ -192,7 +202,7 @@ def static_residents(spec: ModelSpec, profile: Profile, cache: Cache, room: Arra
     return residents
 
 
-def warmth(spec: ModelSpec, profile: Profile) -> list[int]:
+def expert_tiers(spec: ModelSpec, profile: Profile) -> list[int]:
     """How warm each entry is: 2 HOT, 1 WARM, 0 COLD, by its frequency among its layer's experts.
 
     The paper's rule for combinations (3.3.1) with its cuts: HOT while the share of activations of

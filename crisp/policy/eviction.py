@@ -17,23 +17,27 @@ AdmittedRule = Callable[[Marks, Marks, Array, int, int], None]
 CURRENT = 1 << 20  # added to the layer of an entry used in this forward pass: above any layer
 
 
-# -- victims: (resident, held, last, count, low, high) -> entry, or -1 if there is none ------------
+# -- victims: (resident, protected, last, count, low, high) -> entry, or -1 if there is none -------
 
 
-def lru_victim(resident: Array, held: Array, last: Array, count: Array, low: int, high: int) -> int:
+def lru_victim(
+    resident: Array, protected: Array, last: Array, count: Array, low: int, high: int
+) -> int:
     """The resident, unprotected entry in [low, high) used least recently; ties: the lowest."""
     best = -1
     for entry in range(low, high):
-        if resident[entry] > 0 and held[entry] == 0 and (best < 0 or last[entry] < last[best]):
+        if resident[entry] > 0 and protected[entry] == 0 and (best < 0 or last[entry] < last[best]):
             best = entry
     return best
 
 
-def lfu_victim(resident: Array, held: Array, last: Array, count: Array, low: int, high: int) -> int:
+def lfu_victim(
+    resident: Array, protected: Array, last: Array, count: Array, low: int, high: int
+) -> int:
     """The one used in the fewest events; ties: least recently, then the lowest."""
     best, least = -1, (0, 0)
     for entry in range(low, high):
-        if resident[entry] > 0 and held[entry] == 0:
+        if resident[entry] > 0 and protected[entry] == 0:
             use = count[entry], last[entry]
             if best < 0 or use < least:
                 best, least = entry, use
@@ -41,7 +45,7 @@ def lfu_victim(resident: Array, held: Array, last: Array, count: Array, low: int
 
 
 def lfru_victim(
-    resident: Array, held: Array, last: Array, count: Array, low: int, high: int
+    resident: Array, protected: Array, last: Array, count: Array, low: int, high: int
 ) -> int:
     """The one with the fewest uses for its age; ties: least recently, then the lowest.
 
@@ -53,7 +57,7 @@ def lfru_victim(
         now = max(now, last[entry])
     best = -1
     for entry in range(low, high):
-        if resident[entry] > 0 and held[entry] == 0:
+        if resident[entry] > 0 and protected[entry] == 0:
             if best < 0:
                 best = entry
             else:  # count / age, compared exactly
@@ -65,12 +69,12 @@ def lfru_victim(
 
 
 def suffix_lru_victim(
-    resident: Array, held: Array, last: Array, count: Array, low: int, high: int
+    resident: Array, protected: Array, last: Array, count: Array, low: int, high: int
 ) -> int:
     """The one with the most blocks; ties: least recently used, then the lowest."""
     best, least = -1, (0, 0)
     for entry in range(low, high):
-        if resident[entry] > 0 and held[entry] == 0:
+        if resident[entry] > 0 and protected[entry] == 0:
             use = -resident[entry], last[entry]
             if best < 0 or use < least:
                 best, least = entry, use
@@ -78,12 +82,12 @@ def suffix_lru_victim(
 
 
 def suffix_lfu_victim(
-    resident: Array, held: Array, last: Array, count: Array, low: int, high: int
+    resident: Array, protected: Array, last: Array, count: Array, low: int, high: int
 ) -> int:
     """The one with the most blocks; ties: fewest events, then least recently, then the lowest."""
     best, least = -1, (0, 0, 0)
     for entry in range(low, high):
-        if resident[entry] > 0 and held[entry] == 0:
+        if resident[entry] > 0 and protected[entry] == 0:
             use = -resident[entry], count[entry], last[entry]
             if best < 0 or use < least:
                 best, least = entry, use

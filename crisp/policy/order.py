@@ -11,22 +11,23 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from crisp.errors import CrispError
+from crisp.extensions import find_name
 
 Key = tuple[int, int]
 _PRIME, _FACTOR = 2**31 - 1, 48271  # Lehmer's generator: products stay within 64 bits
 
 
-def widest_first(width: int, load_ns: int, compute_ns: int, lot: int) -> Key:
+def widest_first(width: int, load_ns: int, compute_ns: int, random_key: int) -> Key:
     """By requested width, the widest first: Algorithm 1 of the paper."""
     return -width, 0
 
 
-def narrowest_first(width: int, load_ns: int, compute_ns: int, lot: int) -> Key:
+def narrowest_first(width: int, load_ns: int, compute_ns: int, random_key: int) -> Key:
     """By requested width, the narrowest first: the shortest processing time first (Smith, 1956)."""
     return width, 0
 
 
-def resident_first(width: int, missing: int, compute_ns: int, lot: int) -> Key:
+def resident_first(width: int, missing: int, compute_ns: int, random_key: int) -> Key:
     """What is all here before what has to be loaded, as on HybriMoE's GPU (Zhong et al., 2025).
 
     There the experts with most tokens come first among equals; here those that appear first.
@@ -34,7 +35,7 @@ def resident_first(width: int, missing: int, compute_ns: int, lot: int) -> Key:
     return int(missing > 0), 0
 
 
-def johnson(width: int, load_ns: int, compute_ns: int, lot: int) -> Key:
+def johnson(width: int, load_ns: int, compute_ns: int, random_key: int) -> Key:
     """Johnson's rule for the two-machine flow shop (1954): the shortest makespan of one event.
 
     Tasks whose load is shorter than their computation come first, by load; then the others, the
@@ -45,13 +46,13 @@ def johnson(width: int, load_ns: int, compute_ns: int, lot: int) -> Key:
     return 1, -compute_ns
 
 
-def by_lot(width: int, load_ns: int, compute_ns: int, lot: int) -> Key:
+def by_random_key(width: int, load_ns: int, compute_ns: int, random_key: int) -> Key:
     """By a number drawn for the task."""
-    return lot, 0
+    return random_key, 0
 
 
-def draw_lot(seed: int, event: int, place: int) -> int:
-    """A number in [1, 2**31 - 2] from (seed, event, place): the same on every machine."""
+def hash_key(seed: int, event: int, place: int) -> int:
+    """Return a number in [1, 2**31 - 2] drawn from (seed, event, place), the same everywhere."""
     x = 1 + seed % (_PRIME - 1)
     for part in (event, place, 0):
         x = (x * _FACTOR + part) % _PRIME
@@ -61,52 +62,54 @@ def draw_lot(seed: int, event: int, place: int) -> int:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A key function of (width, load ns, compute ns, lot), and which of these it needs.
+class OrderRule:
+    """An order: the key function that ranks an event's tasks, and which arguments it needs.
 
-    Without times it is told the missing blocks in place of the load, and 0 for the computation.
+    The key function gets (width, load ns, compute ns, random key), all whole numbers. Without
+    ``timed``, the missing blocks stand in the place of the load, and 0 in that of the computation.
     """
 
-    key: Callable[[int, int, int, int], Key]
+    key: Callable[[int, int, int, int], Key] | None  # None: first appearance decides
     timed: bool = False
-    drawn: bool = False  # else the lot is 0
+    drawn: bool = False  # else the random key is 0
+    overlaps: bool = True  # False: each task is loaded and computed before the next one is loaded
 
 
-@dataclass(frozen=True)
-class Order:
-    """An order by name. ``sequential`` ranks like fifo but lets nothing overlap."""
-
-    name: str
-    seed: int = 0  # of random
-
-    @property
-    def sequential(self) -> bool:
-        """Whether each task is loaded and computed before the next one is loaded."""
-        return self.name == "sequential"
-
-    @property
-    def rule(self) -> Rule | None:
-        """How tasks are ranked; None where first appearance decides."""
-        return RULES[self.name]
-
-
-RULES: dict[str, Rule | None] = {
-    "sequential": None,
-    "fifo": None,
-    "random": Rule(by_lot, drawn=True),
-    "widest": Rule(widest_first),
-    "narrowest": Rule(narrowest_first),
-    "resident-first": Rule(resident_first),
-    "johnson": Rule(johnson, timed=True),
+ORDERS: dict[str, OrderRule] = {
+    "sequential": OrderRule(None, overlaps=False),
+    "fifo": OrderRule(None),
+    "random": OrderRule(by_random_key, drawn=True),
+    "widest": OrderRule(widest_first),
+    "narrowest": OrderRule(narrowest_first),
+    "resident-first": OrderRule(resident_first),
+    "johnson": OrderRule(johnson, timed=True),
 }
 
 
 @dataclass(frozen=True)
+class Order:
+    """An order by name."""
+
+    name: str
+    seed: int = 0  # of an order that draws
+
+    @property
+    def rule(self) -> OrderRule:
+        """How tasks are ranked."""
+        return find_name(ORDERS, self.name, "order")
+
+    @property
+    def sequential(self) -> bool:
+        """Whether each task is loaded and computed before the next one is loaded."""
+        return not self.rule.overlaps
+
+
+@dataclass(frozen=True)
 class Drawn:
-    """How ``random(seed)`` is spelled; without a seed it takes the run's."""
+    """The parameter of a rule that draws, as in ``random(7)``; None: the run's seed."""
 
     seed: Fraction | None = None
 
     def __post_init__(self) -> None:
         if self.seed is not None and (self.seed.denominator != 1 or self.seed < 0):
-            raise CrispError(f"random: the seed {self.seed} is not a whole number")
+            raise CrispError(f"the seed {self.seed} is not a whole number")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crisp.errors import CrispError, nearest
-from crisp.policy.cache import CACHES, SCOPES, UNITS, Cache
-from crisp.policy.order import RULES, Drawn, Order
-from crisp.policy.prefetch import PREFETCHERS, Prefetch
+from crisp.errors import CrispError, unknown_name
+from crisp.extensions import describe_origins, find_name
+from crisp.policy.cache import CACHES, SCOPES, UNITS, Cache, CacheRule
+from crisp.policy.order import ORDERS, Drawn, Order, OrderRule
+from crisp.policy.prefetch import FUTURE, PROFILE, ROUTER, Prefetch
 from crisp.policy.spelling import build, show
 from crisp.policy.widths.base import WidthPolicy
 from crisp.policy.widths.names import WIDTHS
@@ -25,12 +26,12 @@ class Policy:
     prefetch: Prefetch
 
     def __post_init__(self) -> None:
-        if self.order.sequential and self.prefetch.name != "none":
+        if self.order.sequential and self.prefetch.active:
             raise CrispError(
                 f"policy {self.name}: order sequential lets nothing overlap, so prefetch must be "
                 f"none, found {self.prefetch.name}"
             )
-        if self.cache.rule.oracle and self.prefetch.name != "none":
+        if self.cache.rule.oracle and self.prefetch.active:
             raise CrispError(
                 f"policy {self.name}: cache {self.cache.name} bounds what is loaded on demand, so "
                 f"prefetch must be none, found {self.prefetch.name}"
@@ -39,14 +40,14 @@ class Policy:
     @property
     def profiled(self) -> bool:
         """Whether anything is decided from a profile."""
-        return self.width.profiled or self.cache.profiled or self.prefetch.name == "frequent"
+        return self.width.profiled or self.cache.profiled or self.prefetch.source == PROFILE
 
     @property
     def oracle(self) -> str:
         """The part that knows what is yet to come, in words; empty if there is none."""
         if self.cache.rule.oracle:
             return f"cache {self.cache.name}"
-        return "prefetch perfect" if self.prefetch.name == "perfect" else ""
+        return f"prefetch {self.prefetch.name}" if self.prefetch.source == FUTURE else ""
 
     @property
     def width_name(self) -> str:
@@ -54,10 +55,21 @@ class Policy:
         return next(name for name, kind in WIDTHS.items() if kind is type(self.width))
 
     def to_dict(self) -> dict[str, str | int]:
-        """The policy with every parameter, as it is printed into a run."""
+        """Return the policy with every parameter, as it is printed into a run.
+
+        ``plugins`` says where its parts come from that are not crisp's own, if there are any.
+        """
         order, cache = (
-            f"random({part.seed})" if part.name == "random" else part.name
+            f"{part.name}({part.seed})" if part.rule.drawn else part.name
             for part in (self.order, self.cache)
+        )
+        plugins = describe_origins(
+            [
+                ("width", self.width_name),
+                ("order", self.order.name),
+                ("cache", self.cache.name),
+                ("prefetch", self.prefetch.name),
+            ]
         )
         shown: dict[str, str | int] = {"oracle": self.oracle} if self.oracle else {}
         return shown | {
@@ -68,6 +80,7 @@ class Policy:
             "scope": self.cache.scope,
             "unit": self.cache.unit,
             "prefetch": self.prefetch.name,
+            **({"plugins": plugins} if plugins else {}),
         }
 
 
@@ -98,8 +111,18 @@ NAMED = {
     "drop": Parts("drop(.25)", "fifo", "lru"),
     # Ours: a block is executed, or loaded, where it is worth it.
     "contribution": Parts("contribution(.75)", "widest", "lru", unit="block"),
-    "worth": Parts("contribution-resident(.75)", "widest", "lru", unit="block"),
+    "contribution-resident": Parts("contribution-resident(.75)", "widest", "lru", unit="block"),
 }
+ALIASES = {"worth": "contribution-resident"}
+"""Former names of policies, which are still understood."""
+
+
+def policy_name(text: str) -> str:
+    """Return the name of a policy that may be called by a former one; CrispError if unknown."""
+    name = ALIASES.get(text, text)
+    if name not in NAMED:
+        raise unknown_name(text, NAMED, "policy")
+    return name
 
 
 def named(
@@ -114,30 +137,29 @@ def named(
     has_guess: bool = True,
     seed: int = 0,
 ) -> Policy:
-    """The policy called ``name`` with any of its parts replaced.
+    """Return the policy called ``name`` with any of its parts replaced.
 
     has_guess: whether the trace recorded the look-ahead guess; without it ``mo`` prefetches the
     previous token's experts, and an explicit ``guess`` is refused. seed: of whatever is
     called ``random``.
     """
-    if name not in NAMED:
-        raise nearest(name, NAMED, "policy")
+    name = policy_name(name)
     parts = NAMED[name]
     width = parts.width if width is None else width
     order = parts.order if order is None else order
     cache = parts.cache if cache is None else cache
     unit = parts.unit if unit is None else unit
-    for value, known, what in (
-        (scope, SCOPES, "scope"),
-        (unit, UNITS, "unit"),
-        ("none" if prefetch is None else prefetch, PREFETCHERS, "prefetch"),
-    ):
+    for value, known, what in ((scope, SCOPES, "scope"), (unit, UNITS, "unit")):
         if value not in known:
-            raise nearest(value, known, what)
-    if prefetch == "guess" and not has_guess:
-        raise CrispError("prefetch guess: the trace has no guess tensor; use previous or none")
+            raise unknown_name(value, known, what)
     if prefetch is None:
-        prefetch = parts.prefetch if has_guess or parts.prefetch != "guess" else "previous"
+        prefetch = parts.prefetch
+        if not has_guess and Prefetch(prefetch).source == ROUTER:
+            prefetch = "previous"
+    elif Prefetch(prefetch).source == ROUTER and not has_guess:
+        raise CrispError(
+            f"prefetch {prefetch}: the trace has no guess tensor; use previous or none"
+        )
     width_policy: WidthPolicy = build(width, WIDTHS, "width")
     return Policy(
         name,
@@ -149,21 +171,25 @@ def named(
 
 
 def read_order(text: str, seed: int) -> Order:
-    """An order by its spelling; ``random`` and ``random(7)`` take a seed, the others nothing."""
-    return Order(*_drawn(text, RULES, "order", seed))
+    """Return an order by its spelling; one that draws takes a seed, as in ``random(7)``."""
+    return Order(*_read_seed(text, ORDERS, "order", seed))
 
 
 def read_cache(text: str, scope: str, unit: str, seed: int) -> Cache:
-    """A cache by its spelling, in the same way."""
-    name, seed = _drawn(text, CACHES, "cache", seed)
+    """Return a cache by its spelling, in the same way."""
+    name, seed = _read_seed(text, CACHES, "cache", seed)
     return Cache(name, scope, unit, seed)
 
 
-def _drawn(text: str, known: Collection[str], what: str, seed: int) -> tuple[str, int]:
+def _read_seed(
+    text: str, rules: Mapping[str, OrderRule | CacheRule], kind: str, seed: int
+) -> tuple[str, int]:
+    """Return (name, seed): the one that is written, else ``seed``; 0 of a rule that never draws."""
     text = text.strip()
-    if text.startswith("random"):
-        drawn = build(text, {"random": Drawn}, what)
-        return "random", seed if drawn.seed is None else int(drawn.seed)
-    if text not in known:
-        raise nearest(text, known, what)
-    return text, 0
+    name = text.partition("(")[0].rstrip()
+    if find_name(rules, name, kind).drawn:
+        drawn = build(text, {name: Drawn}, kind)
+        return name, seed if drawn.seed is None else int(drawn.seed)
+    if text != name:
+        raise unknown_name(text, rules, kind)
+    return name, 0

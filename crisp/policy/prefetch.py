@@ -2,39 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from crisp.extensions import find_name
 
-def first_seen(guess: Iterable[int]) -> list[int]:
-    """Distinct present experts in order of first appearance.
+ROUTER, PROFILE, FUTURE = "router", "profile", "future"
+"""Where predictions of the next layer come from: the next layer's router asked about this layer's
+input, as the trace recorded it; the profile's most frequent successors; the events to come."""
+
+Predict = Callable[[Sequence[int], Sequence[int]], Iterable[int]]
+
+
+def first_seen(experts: Iterable[int]) -> list[int]:
+    """Return the distinct present experts in order of first appearance.
 
     >>> first_seen([3, 1, -1, 3, 2])
     [3, 1, 2]
     """
-    return [expert for expert in dict.fromkeys(guess) if expert >= 0]
+    return [expert for expert in dict.fromkeys(experts) if expert >= 0]
+
+
+def predicted_experts(predicted: Sequence[int], used: Sequence[int]) -> Sequence[int]:
+    """Follow the prediction."""
+    return predicted
+
+
+def last_used(predicted: Sequence[int], used: Sequence[int]) -> Sequence[int]:
+    """Repeat the tasks of the next layer's last event: with one sequence, the previous token's."""
+    return used
+
+
+@dataclass(frozen=True)
+class PrefetchRule:
+    """A prefetcher: the function that says which experts to load, and the prediction it needs.
+
+    The function gets two sequences of expert ids of the next MoE layer: what ``source`` predicts,
+    row by row, rank by rank, -1 where there is none (empty without a source), and the tasks of that
+    layer's last event. It returns the experts to load, most wanted first; repetitions and -1 are
+    passed over.
+    """
+
+    predict: Predict | None  # None: nothing is prefetched
+    source: str = ""  # ROUTER, PROFILE or FUTURE; empty: it looks at no prediction
+
+
+PREFETCHERS: dict[str, PrefetchRule] = {
+    "none": PrefetchRule(None),
+    "previous": PrefetchRule(last_used),
+    "guess": PrefetchRule(predicted_experts, ROUTER),
+    # Where most tokens of this layer's combination went, in the profile.
+    "frequent": PrefetchRule(predicted_experts, PROFILE),
+    # An oracle: the tasks of the next event, by first appearance.
+    "perfect": PrefetchRule(predicted_experts, FUTURE),
+}
 
 
 @dataclass(frozen=True)
 class Prefetch:
-    """A prefetcher by name.
-
-    ``previous``: the experts that the previous token used in the next layer (for a batch: that
-    layer's last event). ``guess``: what the next layer's router says of this layer's input, as the
-    trace recorded it. ``frequent``: where most tokens of this layer's combination went, in the
-    profile. ``perfect``, an oracle: the tasks of the next event, by first appearance.
-    """
+    """A prefetcher by name."""
 
     name: str
 
-    def predicted(self, guess: Iterable[int], used: Sequence[int]) -> Sequence[int]:
-        """Experts of the next layer, most wanted first: from a guess, or the last use.
+    @property
+    def rule(self) -> PrefetchRule:
+        """How it chooses."""
+        return find_name(PREFETCHERS, self.name, "prefetch")
 
-        guess: what the trace recorded, what is usual, or for ``perfect`` what will be.
-        """
-        if self.name in ("guess", "frequent", "perfect"):
-            return first_seen(guess)
-        return used if self.name == "previous" else ()
+    @property
+    def active(self) -> bool:
+        """Whether anything is prefetched at all."""
+        return self.rule.predict is not None
 
+    @property
+    def source(self) -> str:
+        """Where its predictions come from; empty: it looks at none."""
+        return self.rule.source
 
-PREFETCHERS = ("none", "previous", "guess", "frequent", "perfect")
+    def experts(self, predicted: Sequence[int], used: Sequence[int]) -> list[int]:
+        """Return the experts of the next layer to load, most wanted first; see `PrefetchRule`."""
+        predict = self.rule.predict
+        return [] if predict is None else first_seen(predict(predicted, used))

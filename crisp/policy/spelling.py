@@ -8,8 +8,9 @@ from dataclasses import fields
 from fractions import Fraction
 from typing import Any, TypeVar
 
-from crisp.errors import CrispError, nearest
-from crisp.units import exact
+from crisp.errors import CrispError, unknown_name
+from crisp.extensions import find_name
+from crisp.units import parse_fraction
 
 T = TypeVar("T")
 _CALL = re.compile(r"\s*([a-z_][a-z0-9_-]*)\s*(?:\((.*)\))?\s*", re.S)
@@ -25,9 +26,8 @@ def build(text: str, known: Mapping[str, Callable[..., T]], what: str) -> T:
     if not match:
         raise CrispError(f"{what} '{text}': expected a name or name(key=value,...)")
     name, inside = match.groups()
-    if name not in known:
-        raise nearest(name, known, what)
-    names = [field.name for field in fields(known[name])]  # type: ignore[arg-type]
+    kind = find_name(known, name, what)
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     given: dict[str, Fraction] = {}
     for place, part in enumerate(filter(str.strip, (inside or "").split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -36,11 +36,11 @@ def build(text: str, known: Mapping[str, Callable[..., T]], what: str) -> T:
                 raise CrispError(f"{what} '{text}': takes {len(names)} values at most")
             key, value = names[place], part
         if key not in names:
-            raise nearest(key, names, f"parameter of {what} {name}")
+            raise unknown_name(key, names, f"parameter of {what} {name}")
         if key in given:
             raise CrispError(f"{what} '{text}': {key} is given twice")
-        given[key] = exact(value, f"{what} '{text}'")
-    return known[name](**given)
+        given[key] = parse_fraction(value, f"{what} '{text}'")
+    return kind(**given)
 
 
 def show(name: str, policy: Any) -> str:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from crisp.errors import InvariantError
 from crisp.model.spec import ModelSpec
 from crisp.policy.cache import Cache
-from crisp.scheduler.residency import Eviction, Residency
+from crisp.scheduler.residency import Eviction, Residency, StartingState
 from crisp.scheduler.tasks import Task
 
 NEVER = 2**31 - 1
@@ -81,24 +81,26 @@ def soonest(here: Ints, soon: Events, room: int, whole: bool) -> Ints:
     return np.bincount(places // blocks, minlength=len(here))
 
 
-class Foresight(Residency):
-    """The residency of an oracle.
+class BeladyResidency(Residency):
+    """The residency of an oracle that evicts what is asked for last.
 
-    ``belady`` goes by the cache's unit, ``belady-blocks`` always by blocks. ``belady-forced`` keeps
-    what was just used before all else, as tools do that admit whatever is asked for.
+    It keeps whole experts or single blocks by the cache's unit, single blocks always where the rule
+    is ``by_block``. Where it ``keeps_used``, what was just used stays before all else, as in tools
+    that admit whatever is asked for.
     """
 
     def __init__(
         self, spec: ModelSpec, cache: Cache, capacity: Sequence[int], future: Future
     ) -> None:
-        super().__init__(spec, cache, capacity)
+        """capacity: blocks of each part of the budget; nothing is resident."""
+        super().__init__(spec, cache, StartingState(capacity))
         self._future = future
-        self._whole = self._whole and cache.name != "belady-blocks"
-        self._forced = cache.name == "belady-forced"
+        self._whole = self._whole and not cache.rule.by_block
+        self._forced = cache.rule.keeps_used
         self._soon: Any = np.full((spec.n_routed, spec.n_blocks), NEVER, np.int32)
         self._kept = [0] * spec.n_routed  # when the event has ended
 
-    def foresee(self, event: int, part: int, entries: Sequence[int], widths: Sequence[int]) -> None:
+    def plan(self, event: int, part: int, entries: Sequence[int], widths: Sequence[int]) -> None:
         """An event has begun that asks for ``widths`` of ``entries``: decide what will stay."""
         first = self._future.first
         self._soon[entries] = self._future.following[first[event] : first[event + 1]]
@@ -117,14 +119,14 @@ class Foresight(Residency):
         """How many more blocks than ``issued`` will stay."""
         return max(0, self._kept[entry] - issued)
 
-    def keepable(self, part: int, missing: int) -> int:
+    def admissible(self, part: int, missing: int) -> int:
         """How many of them can enter the budget before the event has ended."""
         low, high = self._bounds[part]
         leaving = sum(self._leaving(entry) for entry in range(low, high))
         fits = self.capacity[part] - self.used[part] + leaving
         return missing if missing <= fits else 0 if self._whole else fits
 
-    def settle(self, part: int) -> None:
+    def commit(self, part: int) -> None:
         """The event has ended: what was decided is so."""
         low, high = self._bounds[part]
         changed = sum(self._kept[low:high]) - self.used[part]
@@ -135,7 +137,7 @@ class Foresight(Residency):
             raise InvariantError(f"part {part}: {self.used[part]} blocks in {self.capacity[part]}")
 
     def _leaving(self, entry: int) -> int:
-        return 0 if self.held[entry] else max(0, self.resident[entry] - self._kept[entry])
+        return 0 if self.protected[entry] else max(0, self.resident[entry] - self._kept[entry])
 
     def _evict(self, part: int, over: int) -> list[Eviction]:
         evicted = []

@@ -14,7 +14,7 @@ from crisp.scheduler.residency import PREDICTED, Eviction, Residency
 from crisp.scheduler.tasks import Fetch
 
 
-class Claim(NamedTuple):
+class ClaimedBlocks(NamedTuple):
     """What an event finds of an expert that it asks for."""
 
     here: int  # leading blocks on the device
@@ -22,7 +22,7 @@ class Claim(NamedTuple):
     late: Fetch | None  # a block asked for and still in flight
 
 
-class Lookahead:
+class PrefetchQueue:
     """What to fetch next, and what became of it."""
 
     def __init__(self, store: Residency, n_experts: int, n_blocks: int) -> None:
@@ -41,7 +41,7 @@ class Lookahead:
         self._row, self._part = row, self._store.part_of_row[row]
         self._predicted = experts
         for expert in experts:
-            self._store.hold(row * self._experts + expert, self._part, PREDICTED)
+            self._store.protect(row * self._experts + expert, self._part, PREDICTED)
 
     def next(self) -> Fetch | None:
         """Issue the first predicted expert's next missing block, if there is a place for it."""
@@ -59,7 +59,7 @@ class Lookahead:
         if load.unwanted:
             self._free += 1
 
-    def claim(self, entry: int, width: int) -> Claim:
+    def claim(self, entry: int, width: int) -> ClaimedBlocks:
         """The predicted event asks for the first ``width`` blocks of ``entry``."""
         low = self._store.resident[entry]
         staged = self._staged.pop(entry, 0)
@@ -75,7 +75,7 @@ class Lookahead:
             self.useful += useful
             self.late += late is not None
             self.wasted += fetched - useful - (late is not None)
-        return Claim(here, taken, late)
+        return ClaimedBlocks(here, taken, late)
 
     def drop_rest(self) -> None:
         """The predicted event has claimed what it asks for; the rest was fetched in vain."""
@@ -96,7 +96,7 @@ class Lookahead:
         store, part = self._store, self._part
         staged = self._staged.get(entry, 0)
         evicted: Sequence[Eviction] = ()
-        kept = not staged and store.keepable(part, 1)  # once staged, always: no hole in a prefix
+        kept = not staged and store.admissible(part, 1)  # once staged, always: no hole in a prefix
         if kept:
             evicted = store.admit(entry, part, 1)
         elif self._free:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from crisp.errors import InvariantError
 from crisp.model.spec import ModelSpec
 from crisp.policy.cache import Cache, kept_blocks
-from crisp.policy.order import draw_lot
+from crisp.policy.order import hash_key
 
 # Why an entry is protected; the reasons are independent bits.
 EVENT, PREDICTED = 1, 2
@@ -27,25 +27,24 @@ class Eviction(NamedTuple):
     last: int
 
 
+class StartingState(NamedTuple):
+    """What is known of the device before the first event."""
+
+    capacity: Sequence[int]  # [parts]: blocks of each part of the budget
+    resident: Sequence[int] | None = None  # [entries]: blocks; None: nothing is resident
+    expert_tiers: Sequence[int] | None = None  # [entries]; None: the cache does not ask for them
+
+
 class Residency:
     """The cache's state. Rules decide over its arrays; this class keeps the sums they need."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        cache: Cache,
-        capacity: Sequence[int],
-        initial: Sequence[int] | None = None,
-        warmth: Sequence[int] | None = None,
-    ) -> None:
-        """capacity: blocks of each part; initial: blocks of each entry held from the start.
-
-        warmth: of each entry, for a cache that asks for it.
-        """
+    def __init__(self, spec: ModelSpec, cache: Cache, start: StartingState) -> None:
+        """Begin with what ``start`` says is resident."""
+        capacity, initial, tiers = start
         rows, self._experts = len(spec.moe_layers), spec.n_experts
         entries = rows * self._experts
         self.resident = list(initial) if initial else [0] * entries
-        self.held = [0] * entries
+        self.protected = [0] * entries
         self.last = [-1] * entries  # event of the last use
         self.count = [0] * entries  # events taken part in
         self.capacity = list(capacity)
@@ -55,7 +54,7 @@ class Residency:
         self._event = 0
         # What the rule notes: see `crisp.policy.eviction`.
         self._layers = [row for row in range(rows) for _ in range(self._experts)]
-        self.mark = list(warmth) if warmth else [0] * entries
+        self.mark = list(tiers) if tiers else [0] * entries
         self.stamp = [0] * entries
         self._looks = getattr(self, cache.rule.last), getattr(self, cache.rule.count)
         self._victim = cache.victim
@@ -70,9 +69,9 @@ class Residency:
     def use(self, entry: int, part: int, event: int) -> int:
         """An event asks for an entry: protected until released, and recent. Returns its blocks."""
         blocks = self.resident[entry]
-        if not self.held[entry]:
+        if not self.protected[entry]:
             self.locked[part] += blocks
-        self.held[entry] |= EVENT
+        self.protected[entry] |= EVENT
         self.last[entry] = event
         self.count[entry] += 1
         if self._note_use is not None:
@@ -88,20 +87,20 @@ class Residency:
         if self._rule.by_pass and row == 0:
             self.mark[:] = self._layers
 
-    def hold(self, entry: int, part: int, why: int) -> None:
+    def protect(self, entry: int, part: int, why: int) -> None:
         """Protect an entry: nothing of it is evicted until every reason is released."""
-        if not self.held[entry]:
+        if not self.protected[entry]:
             self.locked[part] += self.resident[entry]
-        self.held[entry] |= why
+        self.protected[entry] |= why
 
     def release(self, entries: Iterable[int], part: int, why: int) -> None:
         """Take back one reason to protect some entries."""
         for entry in entries:
-            self.held[entry] &= ~why
-            if not self.held[entry]:
+            self.protected[entry] &= ~why
+            if not self.protected[entry]:
                 self.locked[part] -= self.resident[entry]
 
-    def keepable(self, part: int, missing: int) -> int:
+    def admissible(self, part: int, missing: int) -> int:
         """How many of ``missing`` blocks could enter this part of the budget now."""
         if self._victim is None:
             return 0
@@ -111,7 +110,7 @@ class Residency:
         )
 
     def admit(self, entry: int, part: int, blocks: int) -> Sequence[Eviction]:
-        """Give a protected entry more blocks, evicting for them; `keepable` said that they fit."""
+        """Give a protected entry more blocks, evicting for them; `admissible` said they fit."""
         over = self.used[part] + blocks - self.capacity[part]
         evicted = self._evict(part, over) if over > 0 else ()
         if self._note_entry is not None and not self.resident[entry]:
@@ -129,10 +128,10 @@ class Residency:
         evicted = []
         if self._rule.drawn:
             for entry in range(low, high):
-                self.stamp[entry] = draw_lot(self._seed, self._event, entry)
+                self.stamp[entry] = hash_key(self._seed, self._event, entry)
         while over > 0:
             assert self._victim is not None
-            entry = self._victim(self.resident, self.held, last, count, low, high)
+            entry = self._victim(self.resident, self.protected, last, count, low, high)
             if entry < 0:
                 raise InvariantError(f"part {part}: {over} blocks over budget, nothing to evict")
             had = self.resident[entry]

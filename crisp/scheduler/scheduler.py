@@ -13,17 +13,17 @@ drives it, and so can real streams:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from crisp.errors import CrispError
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.policy import Policy
-from crisp.policy.order import draw_lot
-from crisp.scheduler.oracle import Foresight, Future
-from crisp.scheduler.prefetch_queue import Lookahead
-from crisp.scheduler.residency import EVENT, Eviction, Residency
+from crisp.policy.order import hash_key
+from crisp.scheduler.oracle import BeladyResidency, Future
+from crisp.scheduler.prefetch_queue import PrefetchQueue
+from crisp.scheduler.residency import EVENT, Eviction, Residency, StartingState
 from crisp.scheduler.tasks import Fetch, Load, Task
 
 STAGING_EXPERTS = 2  # full experts that transient loads may occupy, apart from the budget
@@ -36,19 +36,17 @@ class EventScheduler:
         self,
         spec: ModelSpec,
         policy: Policy,
-        capacity: Sequence[int],
+        start: StartingState,
         *,
         granularity: str,
         cost: CostModel | None,
-        initial: Sequence[int] | None = None,
-        warmth: Sequence[int] | None = None,
         future: Future | None = None,
     ) -> None:
-        """capacity: blocks of each part of the budget; initial: blocks resident from the start.
+        """Begin with what ``start`` says; `crisp.scheduler.assembly` works that out.
 
         granularity: ``expert`` or ``block``. The cost model is asked by orders that need times
-        and may be None for the others. warmth: of each entry, for cache tier-aware. future: the
-        tasks of all events, for policies that are oracles; CrispError if they lack it.
+        and may be None for the others. future: the tasks of all events, for policies that are
+        oracles; CrispError if they lack it.
         """
         if policy.oracle and future is None:
             raise CrispError(
@@ -56,13 +54,15 @@ class EventScheduler:
                 "known here; it can be simulated with a trace"
             )
         self._future = future
-        self.store = Residency(spec, policy.cache, capacity, initial, warmth)
-        self._oracle: Foresight | None = None
+        self.residency = Residency(spec, policy.cache, start)
+        self._oracle: BeladyResidency | None = None
         if policy.cache.rule.oracle and future is not None:
-            self.store = self._oracle = Foresight(spec, policy.cache, capacity, future)
-        self.ahead: Lookahead | None = None
-        if policy.prefetch.name != "none":
-            self.ahead = Lookahead(self.store, spec.n_experts, spec.n_blocks)
+            self.residency = self._oracle = BeladyResidency(
+                spec, policy.cache, start.capacity, future
+            )
+        self.ahead: PrefetchQueue | None = None
+        if policy.prefetch.active:
+            self.ahead = PrefetchQueue(self.residency, spec.n_experts, spec.n_blocks)
         self._prefetch = policy.prefetch
         self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
         self._used: list[list[int]] = [[] for _ in self._rows]  # tasks of each layer's last event
@@ -87,22 +87,22 @@ class EventScheduler:
         self.event = -1
         self.tasks = self.hits = self.partial_hits = self.blocks_loaded = 0
 
-    def start(self, layer: int, tasks: list[Task], guess: Iterable[int] = ()) -> None:
+    def start(self, layer: int, tasks: list[Task], guess: Sequence[int] = ()) -> None:
         """Begin an event: its tasks by first appearance, and the trace's guess for the next layer.
 
         What is resident now decides hits; all tasks become equally recent and protected.
         """
         self.event += 1
         self._row = self._rows[layer]
-        self._part = self.store.part_of_row[self._row]
-        self.store.begin(self.event, self._row)
+        self._part = self.residency.part_of_row[self._row]
+        self.residency.begin(self.event, self._row)
         self._access(tasks)
         if self._oracle is not None:
             widths = [task.width for task in tasks]
-            self._oracle.foresee(self.event, self._part, self._entries, widths)
+            self._oracle.plan(self.event, self._part, self._entries, widths)
         if self.ahead is not None:
             self._look_ahead(self.ahead, tasks, guess)
-        self._queue(tasks if self._rule is None else self._ranked(tasks))
+        self._queue(tasks if self._rule.key is None else self._ranked(tasks))
 
     def next_load(self) -> Load | None:
         """Issue the next request; the link must be free. None: nothing may be loaded now."""
@@ -132,14 +132,14 @@ class EventScheduler:
         """A request has arrived."""
         if isinstance(load, Fetch) and self.ahead is not None:
             self.ahead.landed(load)
-            self.store.landed += not load.staged
+            self.residency.landed += not load.staged
         task = load.task
         if task is None:
             return
         before = task.have
         task.have = before + load.blocks
         if not load.prefetch and task.transient > load.first:
-            self.store.landed += min(task.transient, task.have) - load.first
+            self.residency.landed += min(task.transient, task.have) - load.first
         if self._streams_blocks:
             if before == task.started == task.ended:  # else a piece is running; it looks again
                 heappush(self._ready, task.rank)
@@ -172,9 +172,9 @@ class EventScheduler:
         self._left -= 1
         if not self._left:
             self.done = True
-            self.store.release(self._entries, self._part, EVENT)
+            self.residency.release(self._entries, self._part, EVENT)
             if self._oracle is not None:
-                self._oracle.settle(self._part)
+                self._oracle.commit(self._part)
 
     def _access(self, tasks: list[Task]) -> None:
         """Protect the event's entries, note their use, and see what of them is here."""
@@ -182,7 +182,7 @@ class EventScheduler:
         self._entries = [base + task.expert for task in tasks]
         for task, entry in zip(tasks, self._entries, strict=True):
             task.entry = entry
-            task.have = task.issued = task.low = self.store.use(entry, self._part, self.event)
+            task.have = task.issued = task.low = self.residency.use(entry, self._part, self.event)
             task.staged = 0
             if ahead is not None:
                 task.have, task.staged, late = ahead.claim(entry, task.width)
@@ -219,12 +219,12 @@ class EventScheduler:
         missing = wanted = task.width - task.issued
         if self._oracle is not None:
             wanted = self._oracle.wanted(task.entry, task.issued)
-        kept = 0 if task.staged else self.store.keepable(self._part, wanted)
+        kept = 0 if task.staged else self.residency.admissible(self._part, wanted)
         if missing - kept > self._staging:
             return None
         self._staging -= missing - kept
         task.transient = task.issued + kept
-        return self.store.admit(task.entry, self._part, kept) if kept else ()
+        return self.residency.admit(task.entry, self._part, kept) if kept else ()
 
     def _free_staging(self, task: Task, first: int, last: int) -> None:
         if 0 <= task.transient < last:
@@ -233,24 +233,24 @@ class EventScheduler:
             used = min(last, task.low + task.staged) - max(first, task.low)
             self.ahead.give_back(max(0, used))
 
-    def _look_ahead(self, ahead: Lookahead, tasks: list[Task], guess: Iterable[int]) -> None:
+    def _look_ahead(self, ahead: PrefetchQueue, tasks: list[Task], guess: Sequence[int]) -> None:
         ahead.drop_rest()
         following = (self._row + 1) % len(self._rows)
         self._used[self._row] = [task.expert for task in tasks]
         if self._future is not None:
             guess = self._future.tasks(self.event + 1)
-        ahead.predict(following, self._prefetch.predicted(guess, self._used[following]))
+        ahead.predict(following, self._prefetch.experts(guess, self._used[following]))
 
     def _ranked(self, tasks: list[Task]) -> list[Task]:
         rule = self._rule
-        assert rule is not None
+        assert rule.key is not None
         seed, event = self._order.seed, self.event
         keys = []
         for place, task in enumerate(tasks):
             missing = max(0, task.width - task.issued)
             load_ns, compute_ns = self._times(task, missing) if rule.timed else (missing, 0)
-            lot = draw_lot(seed, event, place) if rule.drawn else 0
-            keys.append(rule.key(task.width, load_ns, compute_ns, lot))
+            random_key = hash_key(seed, event, place) if rule.drawn else 0
+            keys.append(rule.key(task.width, load_ns, compute_ns, random_key))
         if keys == sorted(keys):
             return tasks
         return [tasks[place] for place in sorted(range(len(tasks)), key=keys.__getitem__)]

@@ -9,9 +9,8 @@ from __future__ import annotations
 from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
-from crisp.policy.cache import static_residents, warmth
 from crisp.profile import Profile
-from crisp.scheduler.scheduler import EventScheduler
+from crisp.scheduler.assembly import new_scheduler
 from crisp.scheduler.tasks import Task
 
 
@@ -24,24 +23,20 @@ class Replay:
 
     def __init__(self, spec: ModelSpec, policy: Policy, budget: Budget, profile: Profile) -> None:
         """Raises CrispError for a policy whose residency depends on time."""
-        if policy.prefetch.name != "none":
+        if policy.prefetch.active:
             raise CrispError(
                 f"policy {policy.name}: what prefetch {policy.prefetch.name} has brought depends "
                 "on time, which is not modelled here; prefetch none was expected"
             )
-        if policy.order.rule is not None and policy.order.rule.timed:
+        if policy.order.rule.timed:
             raise CrispError(
                 f"policy {policy.name}: order {policy.order.name} asks for times, which are not "
                 "modelled here; another order was expected"
             )
         capacity = budget.capacity(spec, policy.cache)
-        initial = None
-        if policy.cache.name == "static":
-            initial = static_residents(spec, profile, policy.cache, capacity)
         self.in_step = policy.cache.in_step
-        warm = warmth(spec, profile) if policy.cache.name == "tier-aware" else None
-        self.scheduler = EventScheduler(
-            spec, policy, capacity, granularity="expert", cost=None, initial=initial, warmth=warm
+        self.scheduler = new_scheduler(
+            spec, policy, profile, capacity, granularity="expert", cost=None
         )
         self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
         self._n = spec.n_experts
@@ -49,7 +44,7 @@ class Replay:
     def resident(self, layer: int) -> list[int]:
         """Blocks of each expert of a layer that are on the device now."""
         start = self._rows[layer] * self._n
-        return self.scheduler.store.resident[start : start + self._n]
+        return self.scheduler.residency.resident[start : start + self._n]
 
     def run(self, layer: int, tasks: list[Task]) -> None:
         """One event from beginning to end."""

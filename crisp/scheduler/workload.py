@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from crisp.errors import CrispError
 from crisp.policy import BoundWidths
-from crisp.profile import Following
+from crisp.profile import Transitions
 from crisp.scheduler.tasks import Task
 from crisp.trace import DECODE, PREFILL, RoutingTrace
 
@@ -123,7 +123,7 @@ class Workload:
         trace: RoutingTrace,
         widths: BoundWidths,
         guess: bool,
-        following: Following | None = None,
+        following: Transitions | None = None,
     ) -> None:
         """guess: whether the run needs the trace's guesses; following: takes their place."""
         self._trace = trace

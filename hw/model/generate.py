@@ -14,26 +14,27 @@ from typing import Any
 
 import numpy as np
 
-from crisp.adapter import Routing
-from crisp.capture import stops
-from crisp.checkpoint.windows import opening
+from crisp.adapter import RecordedRouting
+from crisp.capture import stop_tokens
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 from crisp.hardware.energy import Meter
 from crisp.hardware.profile import HardwareProfile
-from crisp.hw.devices.options import Options
+from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.devices.slots import Slots, slots_needed
 from crisp.hw.executor import Executor, measured_run
 from crisp.hw.model.offloaded import Offloaded
-from crisp.hw.model.resident import Resident
+from crisp.hw.model.resident import ResidentModel
 from crisp.hw.store.reader import Store
 from crisp.hw.telemetry.metering import metering, power_model
 from crisp.policy import Budget, Policy
+from crisp.policy.prefetch import PROFILE
 from crisp.profile import Profile
 from crisp.run.case import Case, Conditions, check_times
 from crisp.run.result import Run
 from crisp.run.timeline import Recorder, Sink
 from crisp.scheduler.scheduler import EventScheduler
+from crisp.text_windows import opening_ids
 from crisp.trace import DECODE, PREFILL, Header, RoutingTrace
 
 _CUT = "�"  # what a tokenizer makes of a character that has not come to its end
@@ -51,10 +52,10 @@ class Generated:
 
 
 def generate(
-    model: Resident,
+    model: ResidentModel,
     policy: Policy,
     budget: Budget,
-    options: Options,
+    options: DeviceOptions,
     prompt: str,
     max_new_tokens: int,
     *,
@@ -85,7 +86,7 @@ def generate(
     cost, power = case.order_cost(hardware), power_model(hardware, modelled_energy)
     scheduler, recorder = case.scheduler(cost), Recorder(sinks, case.conditions.by_block)
     needed = slots_needed(case.spec, case.capacity(), scheduler.ahead is not None)
-    writer = Writer(model.loaded.tokenizer, ids, on_text)
+    writer = TextWriter(model.loaded.tokenizer, ids, on_text)
     with closing(options.open(model.store, needed)) as device, metering(meter, power) as metered:
         executor = Executor(case.spec, scheduler, device, Slots(case.spec, needed), recorder, watch)
         offloaded = Offloaded(model, case, executor, len(ids))
@@ -134,10 +135,10 @@ def check(
             f"policy {policy.name}: {policy.oracle} is an oracle, and nobody knows what will be "
             "generated; crisp simulate takes it, with a trace"
         )
-    if policy.prefetch.name == "frequent":
+    if policy.prefetch.source == PROFILE:
         raise CrispError(
-            f"policy {policy.name}: prefetch frequent asks a trace which experts follow which, and "
-            "there is none; none, previous or guess was expected"
+            f"policy {policy.name}: prefetch {policy.prefetch.name} asks a trace which experts "
+            "follow which, and there is none; none, previous or guess was expected"
         )
     check_times(policy, hardware)
     if max_new_tokens < 1:
@@ -173,7 +174,9 @@ def fresh_case(
     )
 
 
-def _trace(model: Resident, routing: Routing, prompt: int, about: str | None) -> RoutingTrace:
+def _trace(
+    model: ResidentModel, routing: RecordedRouting, prompt: int, about: str | None
+) -> RoutingTrace:
     """The routing of one sequence of which the first ``prompt`` tokens were given."""
     loaded, spec = model.loaded, model.store.spec
     position = np.arange(len(routing.experts), dtype=np.int32)
@@ -200,11 +203,11 @@ def _trace(model: Resident, routing: Routing, prompt: int, about: str | None) ->
     )
 
 
-def _prompt(model: Resident, prompt: str, max_new_tokens: int) -> list[int]:
+def _prompt(model: ResidentModel, prompt: str, max_new_tokens: int) -> list[int]:
     """Its tokens; CrispError for none, too many, or those of another model's tokenizer."""
     tokenizer, config = model.loaded.tokenizer, model.loaded.model.config
     ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
-    ids = [*opening(tokenizer), *ids]
+    ids = [*opening_ids(tokenizer), *ids]
     if not ids:
         raise CrispError("--prompt: has no tokens, expected a text to continue")
     if max(ids) >= config.vocab_size:
@@ -222,11 +225,15 @@ def _prompt(model: Resident, prompt: str, max_new_tokens: int) -> list[int]:
 
 
 def _write(
-    model: Resident, prompt: list[int], max_new_tokens: int, chunk: int, writer: Writer
+    model: ResidentModel, prompt: list[int], max_new_tokens: int, chunk: int, writer: TextWriter
 ) -> None:
     """Let transformers drive the model: greedily, the prompt in chunks."""
-    torch, transformers, own = need("torch"), need("transformers"), model.loaded.model
-    ends = sorted(stops(model.loaded))
+    torch, transformers, own = (
+        import_extra("torch"),
+        import_extra("transformers"),
+        model.loaded.model,
+    )
+    ends = sorted(stop_tokens(model.loaded))
     greedy = transformers.GenerationConfig(
         do_sample=False,
         max_new_tokens=max_new_tokens,
@@ -248,7 +255,7 @@ def _write(
         own.generation_config = published
 
 
-class Writer:
+class TextWriter:
     """Takes tokens as transformers' streamers do, and hands on the text they add."""
 
     def __init__(self, tokenizer: Any, prompt: list[int], on_text: Callable[[str], None]) -> None:
@@ -296,7 +303,7 @@ class Writer:
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
     """What the model itself computes takes so many threads, like its experts."""
-    torch = need("torch")
+    torch = import_extra("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

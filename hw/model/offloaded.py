@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crisp.adapter import Routing, handling, looking_ahead
+from crisp.adapter import RecordedRouting, intercept_experts, look_ahead
 from crisp.errors import CrispError
-from crisp.extras import need
-from crisp.hw.devices.batch import works
+from crisp.extras import import_extra
+from crisp.hw.devices.batch import expert_batches
 from crisp.hw.executor import Executor
 from crisp.hw.model.lookup import Lookup
-from crisp.hw.model.resident import Resident
+from crisp.hw.model.resident import ResidentModel
 from crisp.hw.store.reader import TYPES
 from crisp.model.quantization import BITS
+from crisp.policy.prefetch import ROUTER
 from crisp.run.case import Case
 from crisp.scheduler.workload import Step, union
 from crisp.trace import DECODE, PREFILL
@@ -31,19 +32,19 @@ from crisp.trace import DECODE, PREFILL
 class Offloaded:
     """The forward passes of one sequence: which step each one is, and what was routed where."""
 
-    def __init__(self, model: Resident, case: Case, executor: Executor, prompt: int) -> None:
+    def __init__(self, model: ResidentModel, case: Case, executor: Executor, prompt: int) -> None:
         """case: of its policy and profile. prompt: its tokens."""
         self._model, self._executor, self._prompt = model, executor, prompt
         self._layers, self._experts = model.found.layers, case.spec.n_experts
         own = model.loaded.model.dtype  # whole numbers are of no type of their own
         quantised = model.store.dtype in BITS
-        self._kind = own if quantised else getattr(need("torch"), TYPES[model.store.dtype])
+        self._kind = own if quantised else getattr(import_extra("torch"), TYPES[model.store.dtype])
         self._widths = case.policy.width.bind(case.spec, case.profile, True)
         self._lookup = Lookup(
             case.spec, self._widths, executor.device.upload, executor.device.fetch
         )
-        self._guesses = case.policy.prefetch.name == "guess"
-        self._passes: list[Routing] = []
+        self._guesses = case.policy.prefetch.source == ROUTER
+        self._passes: list[RecordedRouting] = []
         self._shape = model.found.n_layers, case.spec.top_k
         self._step: Step | None = None  # the pass that runs
         self._turn = len(self._layers)  # the MoE layer that comes next
@@ -56,9 +57,9 @@ class Offloaded:
         model, found = self._model.loaded.model, self._model.found
         hook = model.register_forward_pre_hook(self._begin, with_kwargs=True)
         try:
-            with handling(found, self._run):
+            with intercept_experts(found, self._run):
                 if self._guesses:
-                    with looking_ahead(found, self._hear):
+                    with look_ahead(found, self._hear):
                         yield
                 else:
                     yield
@@ -75,12 +76,12 @@ class Offloaded:
         self._ended()
         self._executor.end_step(self._step)
 
-    def routing(self) -> Routing:
+    def routing(self) -> RecordedRouting:
         """Of every token that was fed; guesses are -1 where the policy does not ask for them."""
-        none = Routing(*empty(0, *self._shape))
+        none = RecordedRouting(*empty(0, *self._shape))
         names = ("experts", "weights", "guess")
         parts = [[getattr(one, name) for one in (none, *self._passes)] for name in names]
-        return Routing(*map(np.concatenate, parts))
+        return RecordedRouting(*map(np.concatenate, parts))
 
     def _begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The hook in front of a forward pass."""
@@ -92,7 +93,7 @@ class Offloaded:
         prefill = first < self._prompt
         opens, closes = first == 0, prefill and rows.stop == self._prompt
         self._step = Step(rows, PREFILL if prefill else DECODE, opens, closes)
-        self._passes.append(Routing(*empty(len(rows), *self._shape)))
+        self._passes.append(RecordedRouting(*empty(len(rows), *self._shape)))
         self._turn = 0
 
     def _ended(self) -> None:
@@ -127,7 +128,7 @@ class Offloaded:
         self.skipped += int(((widths == 0) & (ids >= 0)).sum())
         tasks = union(ids.tolist(), widths.tolist())
         guess = () if chosen.guess is None else chosen.guess.ravel().tolist()
-        made = partial(works, ids, widths, w, executor.device.place(inputs))
+        made = partial(expert_batches, ids, widths, w, executor.device.place(inputs))
         out = executor.event(layer.index, tasks, guess, made, len(ids))()
         bias = self._model.biases[which]
         if bias is not None:  # of the down projection: part of every width
@@ -140,7 +141,7 @@ class Offloaded:
         """The router's weight of every expert that is executed: [n, experts]."""
         shares = np.zeros((len(ids), self._experts + 1), np.float32)  # the last is for "none"
         np.put_along_axis(shares, ids.astype(np.int64), np.where(widths > 0, weights, 0), 1)
-        return need("torch").from_numpy(shares[:, :-1])
+        return import_extra("torch").from_numpy(shares[:, :-1])
 
 
 def empty(rows: int, layers: int, k: int) -> tuple[Any, Any, Any]:

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.policy import BoundWidths
-from crisp.profile import Following
+from crisp.profile import Transitions
 from crisp.scheduler.workload import Step
 from crisp.sim.fast.rules import positive, refused, within
-from crisp.sim.fast.state import Batch, Ints
+from crisp.sim.fast.state import Ints, StepBatch
 from crisp.sim.fast.unions import union, union_on
 from crisp.trace import RoutingTrace
 
@@ -23,7 +23,7 @@ _ROWS = 2048  # of a batch: few enough to need little memory, enough to make up 
 _MOST_BLOCKS = 62  # of an expert, where blocks are bits of a word
 
 
-class Costs:
+class CostTable:
     """What a cost model says, asked once for each thing."""
 
     def __init__(self, spec: ModelSpec, cost: CostModel) -> None:
@@ -79,7 +79,7 @@ class Costs:
         return self._by_rows[rows]
 
 
-class Batches:
+class StepBatches:
     """Cuts the steps of a run into batches."""
 
     def __init__(
@@ -92,13 +92,13 @@ class Batches:
         by_block: bool,
         whole: bool,
         guess: bool,
-        following: Following | None,
+        following: Transitions | None,
         perfect: bool,
     ) -> None:
         """whole: an order asks what each task takes; guess, following, perfect: a prefetcher asks
         for the trace's guesses, for what is usual, or for what will be.
         """
-        self._trace, self._widths, self._costs = trace, widths, Costs(spec, cost)
+        self._trace, self._widths, self._costs = trace, widths, CostTable(spec, cost)
         self._experts, self._moe = spec.n_experts, list(trace.moe_layers)
         self._by_block, self._whole, self._perfect = by_block, whole, perfect
         self._guess = trace.guess if guess else None
@@ -111,7 +111,7 @@ class Batches:
         self.states = 1 if self._wanted is None else spec.n_blocks + 1
         self.skipped = 0  # (token, expert)s of width 0 so far, whatever is resident
 
-    def of(self, steps: Iterable[Step]) -> Iterator[tuple[list[Step], Batch]]:
+    def of(self, steps: Iterable[Step]) -> Iterator[tuple[list[Step], StepBatch]]:
         """Some steps at a time, in order."""
         batches = ((some, self._batch(some)) for some in self._cut(steps))
         return _followed(batches) if self._perfect else batches
@@ -128,7 +128,7 @@ class Batches:
         if some:
             yield some
 
-    def _batch(self, steps: Sequence[Step]) -> Batch:
+    def _batch(self, steps: Sequence[Step]) -> StepBatch:
         counts = np.array([len(step.rows) for step in steps], np.int64)
         first_token = np.concatenate([[0], np.cumsum(counts)])
         rows = np.array([row for step in steps for row in step.rows], np.int64)
@@ -152,7 +152,7 @@ class Batches:
         piece_ns, whole_ns = self._times(width, grains)
         layer_ns, kind_of_step = self._costs.layers(counts)
         taken = width if self._wanted is None else np.zeros(len(entry), np.int64)
-        return Batch(
+        return StepBatch(
             kind_of_step, layer_ns, first_task, entry, width, seen, bare, taken,
             piece_ns, whole_ns, first_token, self._guesses(rows, whole),
         )  # fmt: skip
@@ -197,10 +197,10 @@ class Batches:
 
 
 def _followed(
-    batches: Iterable[tuple[list[Step], Batch]],
-) -> Iterator[tuple[list[Step], Batch]]:
+    batches: Iterable[tuple[list[Step], StepBatch]],
+) -> Iterator[tuple[list[Step], StepBatch]]:
     """The same, each batch with the tasks of the next one's first event behind its own."""
-    before: tuple[list[Step], Batch] | None = None
+    before: tuple[list[Step], StepBatch] | None = None
     for some, batch in batches:
         if before is not None:
             steps, last = before

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from crisp.errors import CrispError
 from crisp.sim.compiling import compiled
 from crisp.sim.fast import prefetch_queue as lookahead
+from crisp.sim.fast.custom import address_of, call_address
 from crisp.sim.fast.residency import begin, use
 from crisp.sim.fast.state import (
+    CUSTOM,
     ENDED,
     ENTRY,
     EVENT,
@@ -26,6 +29,7 @@ from crisp.sim.fast.state import (
     PERFECT,
     PLACE,
     PREFETCH,
+    PREFETCH_AT,
     RESIDENT,
     ROWS,
     SKIPPED,
@@ -119,6 +123,17 @@ def look_ahead(
         wanted[0] = end - first
         for place in range(first, end):
             wanted[1 + place - first] = entry[place] - following * rules[EXPERTS]
+    elif rules[PREFETCH] == CUSTOM:
+        found = call_address(
+            rules[PREFETCH_AT],
+            (
+                address_of(guess), guess.shape[0], guess.shape[1], guess.shape[2], row,
+                first_token, end_token, address_of(entry), first, end, following * rules[EXPERTS],
+                address_of(lists[following]), address_of(wanted), rules[EXPERTS],
+            ),
+        )  # fmt: skip
+        if found < 0:
+            raise CrispError("the prefetcher of a plugin asked for an expert that there is not")
     else:
         for place in range(1 + lists[following, 0]):
             wanted[place] = lists[following, place]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,20 +12,22 @@ import numpy as np
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.policy import BoundWidths, Policy
-from crisp.profile import Following
-from crisp.run.timeline import StepLog, Totals
+from crisp.policy.prefetch import FUTURE, ROUTER
+from crisp.profile import Transitions
+from crisp.run.timeline import StepLog, RunTotals
+from crisp.scheduler.residency import StartingState
 from crisp.scheduler.workload import Step
 from crisp.sim.bounds import Belady
 from crisp.sim.fast import state as at
-from crisp.sim.fast.batches import Batches
+from crisp.sim.fast.batches import StepBatches
 from crisp.sim.fast.rules import machine_of, within
-from crisp.sim.fast.state import Batch, Machine
-from crisp.sim.fast.streams import run
+from crisp.sim.fast.state import Machine, StepBatch
+from crisp.sim.fast.streams import run_batch
 from crisp.trace import RoutingTrace
 
 
 @dataclass(frozen=True)
-class Prefetched:
+class FastPrefetchCounts:
     """What became of the prefetched blocks."""
 
     useful: int
@@ -34,7 +36,7 @@ class Prefetched:
 
 
 @dataclass(frozen=True)
-class Decided:
+class FastCounts:
     """What a scheduler counts."""
 
     done: bool
@@ -43,7 +45,7 @@ class Decided:
     hits: int
     partial_hits: int
     blocks_loaded: int
-    ahead: Prefetched | None
+    ahead: FastPrefetchCounts | None
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class Executed:
 
     total_ns: int
     skipped: int
-    decided: Decided
-    sums: Totals
+    decided: FastCounts
+    sums: RunTotals
     log: StepLog
     resident: list[int]
     belady: int
@@ -64,42 +66,39 @@ class Executed:
 def execute(
     spec: ModelSpec,
     policy: Policy,
-    capacity: Sequence[int],
-    initial: Sequence[int] | None,
+    start: StartingState,
     *,
     by_block: bool,
     cost: CostModel,
     trace: RoutingTrace,
     widths: BoundWidths,
     steps: Iterable[Step],
-    warmth: Sequence[int] | None = None,
-    following: Following | None = None,
+    following: Transitions | None = None,
 ) -> Executed:
     """Run some steps of a trace; the arguments are those of `EventScheduler` and `Workload`.
 
     Raises CrispError for what cannot be done exactly.
     """
-    rule = policy.order.rule
-    batches = Batches(
+    batches = StepBatches(
         trace,
         widths,
         spec,
         cost,
         by_block=by_block,
-        whole=rule is not None and rule.timed,
-        guess=policy.prefetch.name == "guess",
+        whole=policy.order.rule.timed,
+        guess=policy.prefetch.source == ROUTER,
         following=following,
-        perfect=policy.prefetch.name == "perfect",
+        perfect=policy.prefetch.source == FUTURE,
     )
-    machine = machine_of(spec, policy, capacity, initial, warmth, by_block, cost, batches.states)
-    belady = Belady(spec, capacity, initial, compiled=True)
+    machine = machine_of(spec, policy, start, by_block, cost, batches.states)
+    belady = Belady(spec, start, compiled=True)
     log, most = StepLog(), 0.0
     with _no_collection():
         for some, batch in batches.of(steps):
             most += _most(machine, batch)
             within(int(most))
             ends, loaded_by = np.empty((2, len(some)), np.int64)
-            run(machine, batch, ends, loaded_by)
+            run_batch(machine, batch, ends, loaded_by)
             log.add_all(some, ends, loaded_by)
             _bound(belady, batch)
     return Executed(
@@ -115,7 +114,7 @@ def execute(
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Let nobody search all objects for cycles: steps are many, and none is part of one.
+    """Disable garbage collection: steps are many, and none is part of a cycle.
 
     A tenth less time a token (at Mixtral's size, crisp: 10.4 us instead of 11.6).
     """
@@ -128,26 +127,26 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _bound(belady: Belady, batch: Batch) -> None:
+def _bound(belady: Belady, batch: StepBatch) -> None:
     """Count the tasks of a batch that has been executed."""
     tasks = len(batch.taken)
     event = np.repeat(np.arange(len(batch.first_task) - 2), np.diff(batch.first_task[:-1]))
     belady.add(event, batch.entry[:tasks], batch.taken)
 
 
-def _most(machine: Machine, batch: Batch) -> float:
+def _most(machine: Machine, batch: StepBatch) -> float:
     """ns that a batch cannot exceed: nothing overlaps, and every block is loaded by itself."""
     layers = float(batch.layer_ns.max()) * len(batch.kind_of_step) * len(batch.layer_ns)
     loads = float(batch.width.sum()) * float(machine.load_ns.max())
     return float(batch.piece_ns.sum(dtype=float)) + layers + loads
 
 
-def _decided(machine: Machine) -> Decided:
+def _decided(machine: Machine) -> FastCounts:
     now = machine.now.tolist()
     ahead = None
     if machine.rules[at.PREFETCH] != at.NEVER:
-        ahead = Prefetched(now[at.USEFUL], now[at.LATE], now[at.WASTED])
-    return Decided(
+        ahead = FastPrefetchCounts(now[at.USEFUL], now[at.LATE], now[at.WASTED])
+    return FastCounts(
         done=now[at.LEFT] == 0,
         event=now[at.EVENT],
         tasks=now[at.TASKS],
@@ -158,10 +157,10 @@ def _decided(machine: Machine) -> Decided:
     )
 
 
-def _totals(machine: Machine) -> Totals:
+def _totals(machine: Machine) -> RunTotals:
     now = machine.now.tolist()
     in_flight = now[at.TIME] - now[at.SINCE] if now[at.BUSY] else 0
-    return Totals(
+    return RunTotals(
         layer=now[at.LAYER_NS],
         compute=now[at.COMPUTE_NS],
         link=now[at.LINK_NS] + in_flight,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from crisp.policy.order import (
-    by_lot,
-    draw_lot,
+    by_random_key,
+    hash_key,
     johnson,
     narrowest_first,
     resident_first,
     widest_first,
 )
 from crisp.sim.compiling import compiled
+from crisp.sim.fast.custom import address_of, call_address
 from crisp.sim.fast.state import (
     BY_BLOCK,
+    CUSTOM,
     EVENT,
     FIRST_SEEN,
     ISSUED,
@@ -20,14 +22,17 @@ from crisp.sim.fast.state import (
     JOB_LOAD,
     JOHNSON,
     KEY,
+    KEY_AT,
     NARROWEST,
     ORDER,
+    ORDER_DRAWN,
     PLACE,
     RESIDENT_FIRST,
     SECOND_KEY,
     SEED,
     SLOT_OF,
     SORTED,
+    TIMED,
     WIDEST,
     WIDTH,
     Ints,
@@ -35,7 +40,7 @@ from crisp.sim.fast.state import (
 
 _widest_first, _narrowest_first = compiled(widest_first), compiled(narrowest_first)
 _resident_first, _johnson = compiled(resident_first), compiled(johnson)
-_by_lot, _draw_lot = compiled(by_lot), compiled(draw_lot)
+_by_random_key, _hash_key = compiled(by_random_key), compiled(hash_key)
 
 
 @compiled
@@ -59,8 +64,16 @@ def rank(
             key = _resident_first(width, missing, 0, 0)
         elif order == JOHNSON:
             key = _johnson(width, load_ns[missing], whole_ns[slots[PLACE, slot]], 0)
+        elif order == CUSTOM:
+            load = load_ns[missing] if rules[TIMED] else missing
+            compute = whole_ns[slots[PLACE, slot]] if rules[TIMED] else 0
+            drawn = _hash_key(rules[SEED], now[EVENT], slot) if rules[ORDER_DRAWN] else 0
+            first = address_of(jobs[KEY]) + 8 * slot
+            second = address_of(jobs[SECOND_KEY]) + 8 * slot
+            call_address(rules[KEY_AT], (width, load, compute, drawn, first, second))
+            continue
         else:
-            key = _by_lot(width, missing, 0, _draw_lot(rules[SEED], now[EVENT], slot))
+            key = _by_random_key(width, missing, 0, _hash_key(rules[SEED], now[EVENT], slot))
         jobs[KEY, slot], jobs[SECOND_KEY, slot] = key
     _sort(jobs, slots[SLOT_OF], count)
 
@@ -71,7 +84,7 @@ def best_order(
 ) -> int:
     """The makespan of an event's loads and computations in their best order, in ns.
 
-    At granularity block every block is a job, see `crisp.run.timeline.Sums`.
+    At granularity block every block is a job, see `crisp.run.timeline.TimelineTotals`.
     """
     if count == 2 and rules[BY_BLOCK] == 0:  # the shorter of two: most events are such
         load0, compute0 = _job(load_ns, slots, piece_ns, 0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from crisp.scheduler.residency import PREDICTED
 from crisp.sim.compiling import compiled
-from crisp.sim.fast.residency import admit, hold, keepable, release
+from crisp.sim.fast.residency import admissible, admit, protect, release
 from crisp.sim.fast.state import (
     AHEAD_FREE,
     AHEAD_PART,
@@ -40,7 +40,7 @@ def predict(rules: Ints, now: Ints, entries: Ints, parts: Ints, wanted: Ints, ro
     """Fetch the experts in ``wanted``, whose number stands first, for the event of ``row``."""
     now[AHEAD_ROW], now[AHEAD_PART] = row, row if rules[PER_LAYER] else 0
     for place in range(1, 1 + wanted[0]):
-        hold(entries, parts, row * rules[EXPERTS] + wanted[place], now[AHEAD_PART], PREDICTED)
+        protect(entries, parts, row * rules[EXPERTS] + wanted[place], now[AHEAD_PART], PREDICTED)
 
 
 @compiled
@@ -98,7 +98,7 @@ def claim(now: Ints, entries: Ints, slots: Ints, slot: int) -> None:
 def _issue(rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, first: int) -> bool:
     part, staged = now[AHEAD_PART], entries[STAGED, entry]
     # once staged, always: no hole in a prefix
-    kept = staged == 0 and keepable(rules, parts, part, 1) > 0
+    kept = staged == 0 and admissible(rules, parts, part, 1) > 0
     if kept:
         admit(rules, now, entries, parts, entry, part, 1)
     elif now[AHEAD_FREE]:

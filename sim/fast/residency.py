@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from crisp.errors import InvariantError
+from crisp.errors import CrispError, InvariantError
 from crisp.policy import eviction
 from crisp.policy.cache import kept_blocks
-from crisp.policy.order import draw_lot
+from crisp.policy.order import hash_key
 from crisp.scheduler.residency import EVENT as BY_EVENT
 from crisp.sim.compiling import compiled
+from crisp.sim.fast.custom import address_of, call_address, evictable
 from crisp.sim.fast.state import (
     BY_PASS,
     CACHE_SEED,
@@ -20,10 +21,10 @@ from crisp.sim.fast.state import (
     COUNT_FROM_HERE,
     COUNT_USE,
     DRAWN,
+    ENTRY_AT,
     EVENT,
     EXPERTS,
     FREQUENCY,
-    HELD,
     LAST,
     LFRU,
     LFU,
@@ -33,20 +34,28 @@ from crisp.sim.fast.state import (
     NOBODY,
     NOTHING,
     ON_ENTRY,
+    ON_PROBATION,
     ON_USE,
     PART_SIZE,
     PROMOTE,
+    PROTECTED,
     RECENCY,
     RESIDENT,
     STAMP,
     STAMP_ENTRY,
+    SUFFIX_LFU,
     SUFFIX_LRU,
     SUFFIXES,
+    USE_AT,
+    USE_CURRENT,
     USED,
     VICTIM,
+    VICTIM_AT,
     WHOLE,
     Ints,
 )
+
+_REFUSED = -2  # a plugin's rule chose what cannot be evicted
 
 _lru: Any = compiled(eviction.lru_victim)
 _lfu: Any = compiled(eviction.lfu_victim)
@@ -59,7 +68,7 @@ _use_current: Any = compiled(eviction.use_current)
 _count_from_here: Any = compiled(eviction.count_from_here)
 _stamp_entry: Any = compiled(eviction.stamp_entry)
 _on_probation: Any = compiled(eviction.on_probation)
-_kept_blocks, _draw_lot = compiled(kept_blocks), compiled(draw_lot)
+_kept_blocks, _hash_key = compiled(kept_blocks), compiled(hash_key)
 
 
 @compiled
@@ -73,7 +82,7 @@ def begin(rules: Ints, entries: Ints, row: int) -> None:
 @compiled
 def use(rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, part: int) -> int:
     """An event asks for an entry. Returns its blocks."""
-    hold(entries, parts, entry, part, BY_EVENT)
+    protect(entries, parts, entry, part, BY_EVENT)
     entries[LAST, entry] = now[EVENT]
     entries[COUNT, entry] += 1
     if rules[ON_USE] != NOTHING:
@@ -83,23 +92,23 @@ def use(rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, part: in
 
 
 @compiled
-def hold(entries: Ints, parts: Ints, entry: int, part: int, why: int) -> None:
+def protect(entries: Ints, parts: Ints, entry: int, part: int, why: int) -> None:
     """Protect an entry for one more reason."""
-    if entries[HELD, entry] == 0:
+    if entries[PROTECTED, entry] == 0:
         parts[LOCKED, part] += entries[RESIDENT, entry]
-    entries[HELD, entry] |= why
+    entries[PROTECTED, entry] |= why
 
 
 @compiled
 def release(entries: Ints, parts: Ints, entry: int, part: int, why: int) -> None:
     """Take back a reason to protect an entry."""
-    entries[HELD, entry] &= ~why
-    if entries[HELD, entry] == 0:
+    entries[PROTECTED, entry] &= ~why
+    if entries[PROTECTED, entry] == 0:
         parts[LOCKED, part] -= entries[RESIDENT, entry]
 
 
 @compiled
-def keepable(rules: Ints, parts: Ints, part: int, missing: int) -> int:
+def admissible(rules: Ints, parts: Ints, part: int, missing: int) -> int:
     """How many of ``missing`` blocks could enter the budget now."""
     if rules[VICTIM] == NOBODY:
         return 0
@@ -118,6 +127,8 @@ def admit(
         _draw(rules, now, entries, part)
     while over > 0:
         victim = _victim(rules, entries, part)
+        if victim == _REFUSED:
+            raise CrispError("a plugin's cache chose a victim that is protected or empty")
         if victim < 0:
             raise InvariantError("a part of the budget is exceeded, and nothing can be evicted")
         leaves = entries[RESIDENT, victim]
@@ -137,19 +148,29 @@ def admit(
 def _victim(rules: Ints, entries: Ints, part: int) -> int:
     low = part * rules[PART_SIZE]
     high = low + rules[PART_SIZE]
-    resident, held = entries[RESIDENT], entries[HELD]
+    resident, protected = entries[RESIDENT], entries[PROTECTED]
     last, count = entries[rules[RECENCY]], entries[rules[FREQUENCY]]
     victim: int
     if rules[VICTIM] == LRU:
-        victim = _lru(resident, held, last, count, low, high)
+        victim = _lru(resident, protected, last, count, low, high)
     elif rules[VICTIM] == LFU:
-        victim = _lfu(resident, held, last, count, low, high)
+        victim = _lfu(resident, protected, last, count, low, high)
     elif rules[VICTIM] == LFRU:
-        victim = _lfru(resident, held, last, count, low, high)
+        victim = _lfru(resident, protected, last, count, low, high)
     elif rules[VICTIM] == SUFFIX_LRU:
-        victim = _suffix_lru(resident, held, last, count, low, high)
+        victim = _suffix_lru(resident, protected, last, count, low, high)
+    elif rules[VICTIM] == SUFFIX_LFU:
+        victim = _suffix_lfu(resident, protected, last, count, low, high)
     else:
-        victim = _suffix_lfu(resident, held, last, count, low, high)
+        victim = call_address(
+            rules[VICTIM_AT],
+            (
+                address_of(resident), address_of(protected), address_of(last), address_of(count),
+                len(resident), low, high,
+            ),
+        )  # fmt: skip
+        if not evictable(resident, protected, victim, low, high):
+            victim = _REFUSED
     return victim
 
 
@@ -163,8 +184,16 @@ def _note_use(rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, pa
         _count_use(mark, stamp, resident, entry, event, low, high, room)
     elif rules[ON_USE] == PROMOTE:
         _promote(mark, stamp, resident, entry, event, low, high, room)
-    else:
+    elif rules[ON_USE] == USE_CURRENT:
         _use_current(mark, stamp, resident, entry, event, low, high, room)
+    else:
+        call_address(
+            rules[USE_AT],
+            (
+                address_of(mark), address_of(stamp), address_of(resident), len(mark),
+                entry, event, low, high, room,
+            ),
+        )  # fmt: skip
 
 
 @compiled
@@ -174,8 +203,13 @@ def _note_entry(rules: Ints, now: Ints, entries: Ints, entry: int) -> None:
         _count_from_here(mark, stamp, last, entry, event)
     elif rules[ON_ENTRY] == STAMP_ENTRY:
         _stamp_entry(mark, stamp, last, entry, event)
-    else:
+    elif rules[ON_ENTRY] == ON_PROBATION:
         _on_probation(mark, stamp, last, entry, event)
+    else:
+        call_address(
+            rules[ENTRY_AT],
+            (address_of(mark), address_of(stamp), address_of(last), len(mark), entry, event),
+        )
 
 
 @compiled
@@ -183,4 +217,4 @@ def _draw(rules: Ints, now: Ints, entries: Ints, part: int) -> None:
     """Lots for all entries of a part, in the place of when they came."""
     low = part * rules[PART_SIZE]
     for entry in range(low, low + rules[PART_SIZE]):
-        entries[STAMP, entry] = _draw_lot(rules[CACHE_SEED], now[EVENT], entry)
+        entries[STAMP, entry] = _hash_key(rules[CACHE_SEED], now[EVENT], entry)

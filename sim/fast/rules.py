@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import numpy as np
 
 from crisp.errors import CrispError
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
-from crisp.policy import Policy, eviction
+from crisp.policy import Policy, eviction, order, prefetch
+from crisp.scheduler.residency import StartingState
 from crisp.sim.fast import state as at
-from crisp.sim.fast.state import Machine, machine
+from crisp.sim.fast.state import Ints, Machine, machine
 
 _VICTIMS = {
     None: at.NOBODY,
@@ -36,20 +34,19 @@ _ON_ENTRY = {
 }
 _ARRAYS = {"last": at.LAST, "count": at.COUNT, "mark": at.MARK, "stamp": at.STAMP}
 _ORDERS = {
-    "sequential": at.FIRST_SEEN,
-    "fifo": at.FIRST_SEEN,
-    "random": at.LOT,
-    "widest": at.WIDEST,
-    "narrowest": at.NARROWEST,
-    "resident-first": at.RESIDENT_FIRST,
-    "johnson": at.JOHNSON,
+    None: at.FIRST_SEEN,
+    order.by_random_key: at.RANDOM_KEY,
+    order.widest_first: at.WIDEST,
+    order.narrowest_first: at.NARROWEST,
+    order.resident_first: at.RESIDENT_FIRST,
+    order.johnson: at.JOHNSON,
 }
 _PREFETCHERS = {
-    "none": at.NEVER,
-    "previous": at.PREVIOUS,
-    "guess": at.GUESS,
-    "frequent": at.GUESS,
-    "perfect": at.PERFECT,
+    (None, ""): at.NEVER,
+    (prefetch.last_used, ""): at.PREVIOUS,
+    (prefetch.predicted_experts, prefetch.ROUTER): at.GUESS,
+    (prefetch.predicted_experts, prefetch.PROFILE): at.GUESS,
+    (prefetch.predicted_experts, prefetch.FUTURE): at.PERFECT,
 }
 LONGEST = 1 << 62  # ns: sums stay within 64 bits
 
@@ -57,56 +54,50 @@ LONGEST = 1 << 62  # ns: sums stay within 64 bits
 def machine_of(
     spec: ModelSpec,
     policy: Policy,
-    capacity: Sequence[int],
-    initial: Sequence[int] | None,
-    warmth: Sequence[int] | None,
+    start: StartingState,
     by_block: bool,
     cost: CostModel,
     states: int,
 ) -> Machine:
     """A machine on which nothing has happened; the arguments are those of `EventScheduler`.
 
-    states: of an expert, see `crisp.sim.fast.state.Batch`. Raises CrispError for a rule that is not
-    among those above.
+    states: of an expert, see `crisp.sim.fast.state.StepBatch`. Raises CrispError for a rule that is
+    not among those above.
     """
     row_of_layer = np.full(spec.n_layers, -1, np.int64)
     row_of_layer[list(spec.moe_layers)] = np.arange(len(spec.moe_layers))
     for what, part in (("order", policy.order), ("cache", policy.cache)):
         if part.seed >= 1 << 62:
             raise refused(f"{what} random with a seed as large as {part.seed}")
-    cache, named = policy.cache.rule, f"cache {policy.cache.name}"
+    cache = policy.cache.rule
     if cache.oracle:
-        raise refused(named)
+        raise refused(f"cache {policy.cache.name}")
     rules = np.zeros(at.N_RULES, np.int64)
     for place, value in {
         at.BY_BLOCK: by_block,
         at.SEQUENTIAL: policy.order.sequential,
         at.WHOLE: policy.cache.unit == "expert",
-        at.VICTIM: _number(named, cache.victim, _VICTIMS),
-        at.ON_USE: _number(named, cache.used, _ON_USE),
-        at.ON_ENTRY: _number(named, cache.admitted, _ON_ENTRY),
         at.RECENCY: _ARRAYS[cache.last],
         at.FREQUENCY: _ARRAYS[cache.count],
         at.DRAWN: cache.drawn,
         at.CACHE_SEED: policy.cache.seed,
         at.BY_PASS: cache.by_pass,
         at.SUFFIXES: cache.suffixes,
-        at.ORDER: _number(f"order {policy.order.name}", policy.order.name, _ORDERS),
+        at.TIMED: policy.order.rule.timed,
+        at.ORDER_DRAWN: policy.order.rule.drawn,
         at.SEED: policy.order.seed,
-        at.PREFETCH: _number(
-            f"prefetch {policy.prefetch.name}", policy.prefetch.name, _PREFETCHERS
-        ),
         at.EXPERTS: spec.n_experts,
         at.BLOCKS: spec.n_blocks,
         at.ROWS: len(spec.moe_layers),
         at.STATES: states,
-        at.PER_LAYER: len(capacity) == len(spec.moe_layers),
-        at.PART_SIZE: spec.n_routed // len(capacity),
+        at.PER_LAYER: len(start.capacity) == len(spec.moe_layers),
+        at.PART_SIZE: spec.n_routed // len(start.capacity),
     }.items():
         rules[place] = value
+    _set_rules(rules, policy)
     loads = [cost.load(blocks * spec.block_bytes) for blocks in range(1, spec.n_blocks + 1)]
     load_ns = np.array([0, *(positive(ns, "a load") for ns in loads)], np.int64)
-    return machine(rules, load_ns, row_of_layer, capacity, initial, warmth)
+    return machine(rules, load_ns, row_of_layer, start)
 
 
 def positive(ns: int, what: str) -> int:
@@ -128,7 +119,29 @@ def refused(what: str) -> CrispError:
     return CrispError(f"engine fast: does not know {what}; use --engine simpy")
 
 
-def _number(what: str, key: object, known: Mapping[Any, int]) -> int:
-    if key not in known:
-        raise refused(what)
-    return known[key]
+def _set_rules(rules: Ints, policy: Policy) -> None:
+    """Note the functions that decide: built-in ones by number, a plugin's by their address.
+
+    Raises CrispError for one that numba cannot compile.
+    """
+    from crisp.sim.fast import custom  # imports numba, for which others need not wait
+
+    cache, cache_name = policy.cache.rule, f"cache {policy.cache.name}"
+    key, prefetch_rule = policy.order.rule.key, policy.prefetch.rule
+    predict, source = prefetch_rule.predict, prefetch_rule.source
+    for function, numbers, place, address_place, address in (
+        (cache.victim, _VICTIMS, at.VICTIM, at.VICTIM_AT,
+         lambda rule: custom.victim_address(rule, cache_name)),
+        (cache.used, _ON_USE, at.ON_USE, at.USE_AT,
+         lambda rule: custom.use_address(rule, cache_name)),
+        (cache.admitted, _ON_ENTRY, at.ON_ENTRY, at.ENTRY_AT,
+         lambda rule: custom.entry_address(rule, cache_name)),
+        (key, _ORDERS, at.ORDER, at.KEY_AT,
+         lambda rule: custom.key_address(rule, f"order {policy.order.name}")),
+        ((predict, source), _PREFETCHERS, at.PREFETCH, at.PREFETCH_AT,
+         lambda rule: custom.prefetch_address(*rule, f"prefetch {policy.prefetch.name}")),
+    ):  # fmt: skip
+        if function in numbers:
+            rules[place] = numbers[function]
+        else:
+            rules[place], rules[address_place] = at.CUSTOM, address(function).address

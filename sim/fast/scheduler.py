@@ -5,7 +5,7 @@ from __future__ import annotations
 from crisp.scheduler.residency import EVENT as BY_EVENT
 from crisp.sim.compiling import compiled, inlined
 from crisp.sim.fast import prefetch_queue as lookahead
-from crisp.sim.fast.residency import admit, keepable, release
+from crisp.sim.fast.residency import admissible, admit, release
 from crisp.sim.fast.state import (
     AHEAD_FREE,
     BLOCKS_COMPUTED,
@@ -155,7 +155,7 @@ def _place(rules: Ints, now: Ints, entries: Ints, parts: Ints, slots: Ints, slot
     """Decide where a task's missing blocks go, and evict for them; False: staging is full."""
     part, missing, kept = now[PART], slots[WIDTH, slot] - slots[ISSUED, slot], 0
     if slots[FROM_STAGING, slot] == 0:
-        kept = keepable(rules, parts, part, missing)
+        kept = admissible(rules, parts, part, missing)
     if missing - kept > now[STAGING]:
         return False
     now[STAGING] -= missing - kept

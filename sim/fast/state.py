@@ -7,12 +7,12 @@ layer's number among MoE layers; a *slot* is a task's number in its event, by fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from crisp.scheduler.residency import StartingState
 from crisp.scheduler.scheduler import STAGING_EXPERTS
 
 Ints = npt.NDArray[np.int64]
@@ -21,8 +21,9 @@ Ints = npt.NDArray[np.int64]
 NOBODY, LRU, LFU, LFRU, SUFFIX_LRU, SUFFIX_LFU = range(6)
 NOTHING, COUNT_USE, PROMOTE, USE_CURRENT = range(4)
 COUNT_FROM_HERE, STAMP_ENTRY, ON_PROBATION = range(1, 4)  # or NOTHING
-FIRST_SEEN, WIDEST, NARROWEST, RESIDENT_FIRST, JOHNSON, LOT = range(6)
+FIRST_SEEN, WIDEST, NARROWEST, RESIDENT_FIRST, JOHNSON, RANDOM_KEY = range(6)
 NEVER, PREVIOUS, GUESS, PERFECT = range(4)
+CUSTOM = 99  # of any of these: a plugin's, called by its address, see `crisp.sim.fast.custom`
 
 # `rules`: what does not change during a run.
 (
@@ -31,13 +32,15 @@ NEVER, PREVIOUS, GUESS, PERFECT = range(4)
     WHOLE,  # 1: unit expert
     VICTIM, ON_USE, ON_ENTRY, ORDER, SEED, PREFETCH,  # by number, as above; the order's seed
     RECENCY, FREQUENCY,  # which of `entries` a victim rule sees in the place of LAST and COUNT
-    DRAWN, CACHE_SEED, BY_PASS, SUFFIXES,  # as in `crisp.policy.cache.Rule`
+    DRAWN, CACHE_SEED, BY_PASS, SUFFIXES,  # as in `crisp.policy.cache.CacheRule`
+    TIMED, ORDER_DRAWN,  # as in `crisp.policy.order.OrderRule`
+    VICTIM_AT, USE_AT, ENTRY_AT, KEY_AT, PREFETCH_AT,  # addresses of a plugin's rules, or 0
     EXPERTS, BLOCKS, ROWS,  # experts of a layer, blocks of an expert, MoE layers
     STATES,  # of an expert that its width depends on: 1, or one for each number of blocks it has
     PER_LAYER,  # 1: a row has its own part of the budget
     PART_SIZE,  # entries of a part
     N_RULES,
-) = range(22)  # fmt: skip
+) = range(29)  # fmt: skip
 
 # `now`: single numbers.
 (
@@ -57,8 +60,8 @@ NEVER, PREVIOUS, GUESS, PERFECT = range(4)
     N_NOW,
 ) = range(37)  # fmt: skip
 
-# `entries` [., entries], `parts` [., parts]: as in `Residency` and `Lookahead`.
-RESIDENT, HELD, LAST, COUNT, MARK, STAMP, STAGED, FETCHED_FROM, FETCHED, N_ENTRIES = range(10)
+# `entries` [., entries], `parts` [., parts]: as in `Residency` and `PrefetchQueue`.
+RESIDENT, PROTECTED, LAST, COUNT, MARK, STAMP, STAGED, FETCHED_FROM, FETCHED, N_ENTRIES = range(10)
 CAPACITY, USED, LOCKED, N_PARTS = range(4)
 
 # `slots` [., experts]: tasks of the event, as in `Task`, by slot.
@@ -90,7 +93,7 @@ class Machine(NamedTuple):
     jobs: Ints
 
 
-class Batch(NamedTuple):
+class StepBatch(NamedTuple):
     """Steps to execute: their tasks, event by event, and what everything costs.
 
     A task is what an event may ask for: where widths depend on what is resident, that decides
@@ -111,25 +114,18 @@ class Batch(NamedTuple):
     guess: npt.NDArray[np.int16]  # [tokens, rows, k], for the next row; no tokens if nobody asks
 
 
-def machine(
-    rules: Ints,
-    load_ns: Ints,
-    row_of_layer: Ints,
-    capacity: Sequence[int],
-    initial: Sequence[int] | None,
-    warmth: Sequence[int] | None,
-) -> Machine:
-    """Nothing has happened.
-
-    capacity: blocks of each part of the budget; initial: blocks of each entry that are resident;
-    warmth: of each entry, where the cache asks for it.
-    """
+def machine(rules: Ints, load_ns: Ints, row_of_layer: Ints, start: StartingState) -> Machine:
+    """Return a machine on which nothing has happened."""
     experts, blocks = int(rules[EXPERTS]), int(rules[BLOCKS])
     entries = np.zeros((N_ENTRIES, int(rules[ROWS]) * experts), np.int64)
-    entries[RESIDENT], entries[LAST], entries[MARK] = initial or 0, -1, warmth or 0
-    parts = np.zeros((N_PARTS, len(capacity)), np.int64)
-    parts[CAPACITY] = capacity
-    parts[USED] = entries[RESIDENT].reshape(len(capacity), -1).sum(axis=1)
+    entries[RESIDENT], entries[LAST], entries[MARK] = (
+        start.resident or 0,
+        -1,
+        start.expert_tiers or 0,
+    )
+    parts = np.zeros((N_PARTS, len(start.capacity)), np.int64)
+    parts[CAPACITY] = start.capacity
+    parts[USED] = entries[RESIDENT].reshape(len(start.capacity), -1).sum(axis=1)
     now = np.zeros(N_NOW, np.int64)
     now[[EVENT, FLIGHT, LOAD_SLOT]] = -1
     now[STAGING], now[AHEAD_FREE] = STAGING_EXPERTS * blocks, blocks

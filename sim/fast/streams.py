@@ -15,13 +15,14 @@ from crisp.scheduler import residency as crisp_residency
 from crisp.sim import compiling
 from crisp.sim.compiling import BARE, digest, inlined, kept
 from crisp.sim.fast import (
-    event_start as starting,
-)
-from crisp.sim.fast import (
+    custom,
     orders,
     residency,
     scheduler,
     state,
+)
+from crisp.sim.fast import (
+    event_start as starting,
 )
 from crisp.sim.fast import (
     prefetch_queue as lookahead,
@@ -50,19 +51,19 @@ from crisp.sim.fast.state import (
     STATES,
     TIME,
     UNTIL,
-    Batch,
     Ints,
     Machine,
+    StepBatch,
 )
 
 SOURCES = digest(
-    (crisp_cache, crisp_eviction, crisp_order, crisp_residency, compiling, lookahead, orders,
-     residency, scheduler, starting, state)
+    (crisp_cache, crisp_eviction, crisp_order, crisp_residency, compiling, custom, lookahead,
+     orders, residency, scheduler, starting, state)
 )  # fmt: skip
 
 
-def _enclosing(sources: str) -> Callable[[Machine, Batch, Ints, Ints], None]:
-    def run(machine: Machine, batch: Batch, ends: Ints, loaded_by: Ints) -> None:
+def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]:
+    def run_batch(machine: Machine, batch: StepBatch, ends: Ints, loaded_by: Ints) -> None:
         """Execute a batch."""
         sources  # noqa: B018  (enclosed: see `kept`)
         rules, load_ns, row_of_layer, now, entries, parts, lists, slots, jobs = machine
@@ -100,7 +101,7 @@ def _enclosing(sources: str) -> Callable[[Machine, Batch, Ints, Ints], None]:
                     _piece(rules, load_ns, now, entries, parts, lists, slots, piece_ns)
             ends[step], loaded_by[step] = now[TIME], now[BLOCKS_LOADED]
 
-    return kept(run, **BARE)
+    return kept(run_batch, **BARE)
 
 
 @inlined
@@ -159,6 +160,6 @@ def _arrive(rules: Ints, now: Ints, slots: Ints) -> None:
     loaded(rules, now, slots)
 
 
-run = _enclosing(SOURCES)
-"""run(machine, batch, ends, loaded_by) executes a batch; of each step: when it ends, in ns, and the
-blocks that were issued until then."""
+run_batch = _enclosing(SOURCES)
+"""run_batch(machine, batch, ends, loaded_by) executes a batch; of each step: when it ends, in ns,
+and the blocks that were issued until then."""

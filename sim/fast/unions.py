@@ -72,7 +72,7 @@ def _enclosing(sources: str) -> Callable[..., tuple[Ints, Ints, Ints, Ints, Ints
         """The same where blocks are ``wanted`` on top of what is resident, for each that may be.
 
         Returns (first task [events + 2], entry [tasks], width, seen, bare [tasks], grains). Width,
-        seen and grains are of (task, blocks that are resident)s; see `Batch`.
+        seen and grains are of (task, blocks that are resident)s; see `StepBatch`.
         """
         sources  # noqa: B018  (enclosed: see `kept`)
         rows, layers, k = experts.shape

@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crisp.hw.devices.batch import Work
+from crisp.hw.devices.batch import ExpertBatch
 from crisp.hw.devices.slots import Slots, slots_needed
 from crisp.hw.executor import Executor
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
-from crisp.run.driver import relive
-from crisp.run.sinks import Everything
+from crisp.run.driver import replay_timeline
+from crisp.run.sinks import FullTimeline
 from crisp.run.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, Recorder
 from crisp.scheduler.tasks import Task
 from crisp.scheduler.workload import Event, union
-from crisp.sim.hardware import profile as hardware
+from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from crisp.trace import Header, RoutingTrace
-from crisp.trace.fitting import fit
+from crisp.trace.fitting import fit_to_trace
 from tests.hw.fakes import FakeDevice
 
 LAYERS, EXPERTS, K = 3, 8, 2
@@ -66,7 +66,9 @@ def case(seed: int, tokens: int = 12) -> Case:
     policy = named(name, unit=unit, scope=scope, cache=cache)
     budget = Budget.parse(draw.choice(["1%", "5%", "10%", "20%", "35%", "50%", "100%"]))
     conditions = Conditions(granularity=draw.choice(["expert", "block"]), batch=draw.choice([1, 3]))
-    return Case(made, fit(SPEC, made), policy, budget, Profile.from_trace(counted), conditions, "x")
+    return Case(
+        made, fit_to_trace(SPEC, made), policy, budget, Profile.from_trace(counted), conditions, "x"
+    )
 
 
 def execute(
@@ -76,14 +78,14 @@ def execute(
 
     asked: of which events outputs are.
     """
-    scheduler, workload, everything = one.scheduler(None), one.workload(), Everything()
+    scheduler, workload, everything = one.scheduler(None), one.workload(), FullTimeline()
     recorder = Recorder([everything], one.conditions.by_block)
     needed = slots_needed(one.spec, one.capacity(), scheduler.ahead is not None)
     slots, states, outputs = Slots(one.spec, needed), [], []
     with closing(FakeDevice(needed, device_seed)) as device:
         executor = Executor(
             one.spec, scheduler, device, slots, recorder,
-            watch=lambda scheduler: states.append(list(scheduler.store.resident)),
+            watch=lambda scheduler: states.append(list(scheduler.residency.resident)),
         )  # fmt: skip
         executor.preload()
         step = None
@@ -106,20 +108,20 @@ def execute(
     return everything.rows, states, outputs, device
 
 
-def labelled(one: Case, event: Event, tasks: list[Task]) -> Callable[[], dict[int, Work]]:
+def labelled(one: Case, event: Event, tasks: list[Task]) -> Callable[[], dict[int, ExpertBatch]]:
     """One row for each task; in place of activations the layer, for the device to compare."""
     row, weight = one.spec.moe_layers.index(event.layer), np.ones(1, np.float32)
     first = np.zeros(1, np.int64)
     return lambda: {
-        t.expert: Work(t.expert, first, np.array([t.width]), weight, row) for t in tasks
+        t.expert: ExpertBatch(t.expert, first, np.array([t.width]), weight, row) for t in tasks
     }
 
 
 def simulated(one: Case) -> tuple[Any, list[list[int]]]:
-    everything, states = Everything(), []
+    everything, states = FullTimeline(), []
     simulate(
-        one, hardware("rtx4090-pcie4"), sinks=[everything],
-        watch=lambda scheduler: states.append(list(scheduler.store.resident)),
+        one, hardware_profile("rtx4090-pcie4"), sinks=[everything],
+        watch=lambda scheduler: states.append(list(scheduler.residency.resident)),
     )  # fmt: skip
     return everything.rows, states
 
@@ -169,15 +171,18 @@ def test_a_prefetching_run_can_be_lived_through_again(seed: int) -> None:
 
     def residents(layer: int) -> list[int]:
         start = one.spec.moe_layers.index(layer) * EXPERTS
-        return scheduler.store.resident[start : start + EXPERTS]
+        return scheduler.residency.resident[start : start + EXPERTS]
 
     def events() -> Any:
         for event in workload.events(one.steps()):
             yield event.layer, workload.tasks(event, residents), event.guess
 
     loads, again = [], []
-    for load, _ in relive(
-        scheduler, events(), rows, lambda scheduler: again.append(list(scheduler.store.resident))
+    for load, _ in replay_timeline(
+        scheduler,
+        events(),
+        rows,
+        lambda scheduler: again.append(list(scheduler.residency.resident)),
     ):
         if load is not None:
             loads.append((load.row, load.expert, load.first, load.blocks))

@@ -23,7 +23,7 @@ import pytest
 
 from crisp.cli.main import main
 from crisp.errors import CrispError
-from crisp.hw.devices.batch import Work
+from crisp.hw.devices.batch import ExpertBatch
 from crisp.hw.devices.cpu.device import CpuDevice
 from crisp.hw.devices.protocol import Copy
 from crisp.hw.devices.slots import Slots, slots_needed
@@ -36,6 +36,7 @@ from crisp.hw.store.reader import Store
 from crisp.model.spec import ModelSpec
 from crisp.policy import named
 from crisp.run.timeline import Recorder
+from crisp.scheduler.residency import StartingState
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.tasks import Task
 
@@ -129,19 +130,23 @@ def test_a_dead_thread_is_found(store: Store, which: int, name: str) -> None:
         with pytest.raises(DeviceError, match=said):
             device.check()
         with pytest.raises(DeviceError, match=said):
-            device.synchronise()
+            device.synchronize()
 
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_who_waits_for_an_event_hears_of_a_dead_thread(store: Store, which: int) -> None:
-    scheduler = EventScheduler(store.spec, named("fo"), [0, 0], granularity="expert", cost=None)
+    scheduler = EventScheduler(
+        store.spec, named("fo"), StartingState([0, 0]), granularity="expert", cost=None
+    )
     needed = slots_needed(store.spec, [0, 0], False)
     with closing(CpuDevice(store, needed)) as device:
         slots = Slots(store.spec, needed)
         executor = Executor(store.spec, scheduler, device, slots, Recorder([], False))
         killed(device, which)
         row = np.zeros(1, np.int64)
-        work = Work(0, row, row + 7, np.ones(1, np.float32), torch.zeros(1, store.spec.d_model))
+        work = ExpertBatch(
+            0, row, row + 7, np.ones(1, np.float32), torch.zeros(1, store.spec.d_model)
+        )
         with pytest.raises(DeviceError, match=r"thread has ended: ValueError"):
             executor.event(0, [Task(0, [7])], (), lambda: {0: work}, 1)()
 
@@ -182,7 +187,7 @@ def test_closing_does_not_wait_for_a_slow_link(store: Store) -> None:
 def test_no_memory_for_the_pool(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     files = len(list(Path("/proc/self/fd").iterdir()))
     with monkeypatch.context() as patch:
-        patch.setattr("crisp.hw.memory.available", lambda: 10**6)
+        patch.setattr("crisp.hw.memory.available_bytes", lambda: 10**6)
         with pytest.raises(CrispError, match=r"^a pool of 1,000 blocks needs .* can be had$"):
             CpuDevice(store, 1000)
 
@@ -337,7 +342,7 @@ def test_faults_are_one_line(
         before_reads(patch, broken)
         assert "cannot be read: Input/output error" in said(capsys, own)
     with monkeypatch.context() as patch:
-        patch.setattr("crisp.hw.memory.available", lambda: 1000)
+        patch.setattr("crisp.hw.memory.available_bytes", lambda: 1000)
         assert "of memory, 1 kB can be had" in said(capsys, own)
     with monkeypatch.context() as patch:
         patch.setattr("crisp.hw.devices.slots.Slots.landed", dying)  # in a callback

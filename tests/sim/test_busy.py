@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 import simpy
 
-from crisp.hardware.measured import Curve, Geometry, Grid, MeasuredCost, Tables
+from crisp.hardware.measured import BlockGeometry, MeasuredCost, MeasuredTables, TimeCurve, TimeGrid
 from crisp.sim.contention import Shared, constant, sharing
 from tests.sim.toys import Costs, Toy
 
@@ -59,11 +59,11 @@ def measured(slow_load: str, slow_compute: str) -> MeasuredCost:
     toy = Toy([[[0, 1]]], [[[1, 1]]], 2, 1)
     return MeasuredCost(
         toy.spec(),
-        Tables(
-            geometry=Geometry.of(toy.spec()),
-            load=Curve((4096,), (Fraction(100),)),
-            compute=Grid((1,), (1,), ((Fraction(80),),)),
-            layer=Curve((1,), (Fraction(10),)),
+        MeasuredTables(
+            geometry=BlockGeometry.of(toy.spec()),
+            load=TimeCurve((4096,), (Fraction(100),)),
+            compute=TimeGrid((1,), (1,), ((Fraction(80),),)),
+            layer=TimeCurve((1,), (Fraction(10),)),
             slow_load=Fraction(slow_load),
             slow_compute=Fraction(slow_compute),
         ),

@@ -13,39 +13,39 @@ from hypothesis import given, settings
 from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Cache, Order, Prefetch, named
-from crisp.policy.widths.contribution import Grown
-from crisp.policy.widths.skipping import Resident
+from crisp.policy.widths.contribution import PrefixExtension
+from crisp.policy.widths.skipping import ResidentFloor
 from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
-from crisp.run.timeline import Recorder, StepLog, Steps, Totals
+from crisp.run.timeline import Recorder, StepLog, Steps, RunTotals
 from crisp.scheduler.workload import Workload, chosen_rows, plan, split
 from crisp.sim.bounds import Belady
 from crisp.sim.fast import streams, unions
-from crisp.sim.fast.batches import Costs as Batching
+from crisp.sim.fast.batches import CostTable
 from crisp.sim.fast.execution import execute
-from crisp.sim.fast_simulate import replay
-from crisp.sim.hardware import profile as hardware
+from crisp.sim.fast_simulate import fast_simulate
+from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
-from crisp.sim.streams import Streams
+from crisp.sim.streams import SimulatedStreams
 from crisp.trace import RoutingTrace
-from crisp.trace.bundled import bundled
-from crisp.trace.fitting import fit
+from crisp.trace.bundled import bundled_traces
+from crisp.trace.fitting import fit_to_trace
 from tests.oracles.straight import KEYS
 from tests.sim.drawn import toys
 from tests.sim.toys import Costs, GivenWidths, Toy
 
-TOTALS = [field.name for field in fields(Totals)]
+TOTALS = [field.name for field in fields(RunTotals)]
 COUNTS = ("done", "event", "tasks", "hits", "partial_hits", "blocks_loaded")
 
 
-class GivenBlocks(Grown):
+class GivenBlocks(PrefixExtension):
     """Blocks worth loading, as bits, that stand in the trace's weights."""
 
     def wanted(self, layer: int, experts: Any, weights: Any) -> Any:
         return weights.astype(np.uint64)
 
 
-def told(scheduler: Any, sums: Totals, log: StepLog, **more: Any) -> dict[str, Any]:
+def told(scheduler: Any, sums: RunTotals, log: StepLog, **more: Any) -> dict[str, Any]:
     """All that a run is made of but its settings."""
     ahead = scheduler.ahead
     steps = log.steps(np.arange(1000, dtype=np.int32))
@@ -62,21 +62,22 @@ def told(scheduler: Any, sums: Totals, log: StepLog, **more: Any) -> dict[str, A
 def by_simpy(toy: Toy) -> dict[str, Any]:
     trace, scheduler, log = toy.trace(), toy.scheduler(), StepLog()
     workload = Workload(trace, widths(toy), guess=toy.prefetch == "guess")
-    belady = Belady(toy.spec(), toy.capacity(), toy.initial(), compiled=False)
+    belady = Belady(toy.spec(), toy.start(), compiled=False)
     recorder = Recorder([belady], by_block=toy.granularity == "block")
-    total = Streams(toy.spec(), scheduler, toy.costs, workload, recorder, log).run(steps(toy))
+    total = SimulatedStreams(toy.spec(), scheduler, toy.costs, workload, recorder, log).run(
+        steps(toy)
+    )
     return told(
         scheduler, recorder.sums, log, total=total, skipped=workload.skipped,
-        resident=scheduler.store.resident, belady=belady.blocks,
+        resident=scheduler.residency.resident, belady=belady.blocks,
     )  # fmt: skip
 
 
 def fast(toy: Toy) -> dict[str, Any]:
     found = execute(
-        toy.spec(), toy.policy(), toy.capacity(), toy.initial(),
+        toy.spec(), toy.policy(), toy.start(),
         by_block=toy.granularity == "block", cost=toy.costs, trace=toy.trace(),
         widths=widths(toy), steps=steps(toy),
-        warmth=toy.warmth() if toy.cache == "tier-aware" else None,
     )  # fmt: skip
     return told(
         found.decided, found.sums, found.log, total=found.total_ns, skipped=found.skipped,
@@ -176,14 +177,15 @@ def case(trace: RoutingTrace, spec: ModelSpec, policy: str, budget: str, **chang
     conditions = {name: changes.pop(name) for name in names if name in changes}
     first, rest, how = split(trace)
     return Case(
-        rest, fit(spec, trace), named(policy, has_guess=trace.guess is not None, **changes),
+        rest, fit_to_trace(spec, trace),
+        named(policy, has_guess=trace.guess is not None, **changes),
         Budget.parse(budget), Profile.from_trace(first), Conditions(**conditions), how,
         counted=first,
     )  # fmt: skip
 
 
 def check(given: Case, machine: str) -> None:
-    runs = [run(given, hardware(machine)) for run in (simulate, replay)]
+    runs = [run(given, hardware_profile(machine)) for run in (simulate, fast_simulate)]
     for name in (field.name for field in fields(Steps)):
         own, other = (getattr(run.steps, name) for run in runs)
         assert own.dtype == other.dtype
@@ -201,7 +203,7 @@ def check(given: Case, machine: str) -> None:
 @pytest.mark.parametrize(("policy", "budget", "changes"), CELLS)
 @pytest.mark.parametrize("name", ["tiny-mixtral-code", "tiny-deepseek-docs"])
 def test_bundled_traces_agree(name: str, policy: str, budget: str, changes: dict[str, Any]) -> None:
-    trace = RoutingTrace.load(bundled()[name])
+    trace = RoutingTrace.load(bundled_traces()[name])
     assert trace.header.spec is not None
     # blocks that do not divide an expert: the last one is shorter
     own = ModelSpec.from_dict(trace.header.spec, name).with_(block=48)
@@ -210,13 +212,13 @@ def test_bundled_traces_agree(name: str, policy: str, budget: str, changes: dict
 
 def test_paper_profile_at_the_size_of_mixtral() -> None:
     """A layer of 0.6 ms, an expert of 5.6 and 1.3 ms: a third of a ms and more is rounded."""
-    trace = RoutingTrace.load(bundled()["tiny-mixtral-docs"])
+    trace = RoutingTrace.load(bundled_traces()["tiny-mixtral-docs"])
     spec = ModelSpec.named("mixtral-8x7b").with_(bits=Fraction("4.25"))
     check(case(trace, spec, "crisp", "20%", granularity="block", limit=300), "paper-table1")
 
 
 def test_refuses_what_it_cannot_do_exactly() -> None:
-    trace = RoutingTrace.load(bundled()["tiny-mixtral-docs"])
+    trace = RoutingTrace.load(bundled_traces()["tiny-mixtral-docs"])
     spec = ModelSpec.named("mixtral-8x7b")
     given = case(trace, spec, "crisp", "20%", limit=5)
     for policy, machine, what in (
@@ -225,11 +227,11 @@ def test_refuses_what_it_cannot_do_exactly() -> None:
         (replace(given.policy, order=Order("random", 1 << 62)), "paper-table1", "order random wit"),
     ):
         with pytest.raises(CrispError, match=f"^engine fast: does not know {what}"):
-            replay(replace(given, policy=policy), hardware(machine))
-    unknown = replace(given.policy, width=Resident(), prefetch=Prefetch("perfect"))
-    for run in (replay, simulate):
+            fast_simulate(replace(given, policy=policy), hardware_profile(machine))
+    unknown = replace(given.policy, width=ResidentFloor(), prefetch=Prefetch("perfect"))
+    for run in (fast_simulate, simulate):
         with pytest.raises(CrispError, match="prefetch perfect is an oracle, but its widths depe"):
-            run(replace(given, policy=unknown), hardware("paper-table1"))
+            run(replace(given, policy=unknown), hardware_profile("paper-table1"))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,7 @@ def test_refuses_widths_that_ask_what_is_resident() -> None:
     toy = Toy([[[0]]], [[[1]]], 2, 2)
     with pytest.raises(CrispError, match="these widths, which depend on what is resident"):
         execute(
-            toy.spec(), toy.policy(), toy.capacity(), None, by_block=False, cost=toy.costs,
+            toy.spec(), toy.policy(), toy.start(), by_block=False, cost=toy.costs,
             trace=toy.trace(), widths=GivenWidths(tabled=False), steps=steps(toy),
         )  # fmt: skip
 
@@ -259,7 +261,7 @@ def test_refuses_widths_that_ask_what_is_resident() -> None:
 def test_costs_of_pieces_by_counting_and_by_sorting() -> None:
     """3 + blocks x 2 ns; the launch of 3 with block 0."""
     spec = Toy([[[0]]], [[[1]]], 1, 4).spec()
-    costs = Batching(spec, Costs(launch=3, compute_block=2))
+    costs = CostTable(spec, Costs(launch=3, compute_block=2))
     assert costs.grains.tolist() == [0, 1, 2, 3, 4]
     for rows in (1, 1000):  # rows that share the blocks cost nothing here
         widths = np.array([4, 0, 2, 4])
@@ -270,5 +272,5 @@ def test_costs_of_pieces_by_counting_and_by_sorting() -> None:
 
 def test_what_was_compiled_is_of_these_sources() -> None:
     """Numba looks at one file alone: the others are in a digest that the compiled one encloses."""
-    for made, sources in ((streams.run, streams.SOURCES), (unions.union_on, unions.SOURCES)):
+    for made, sources in ((streams.run_batch, streams.SOURCES), (unions.union_on, unions.SOURCES)):
         assert [cell.cell_contents for cell in made.py_func.__closure__] == [sources]

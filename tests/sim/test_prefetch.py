@@ -15,23 +15,23 @@ from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
 from crisp.run.result import Run
 from crisp.scheduler.workload import split
-from crisp.sim.hardware import profile as hardware
+from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from crisp.trace import RoutingTrace
-from crisp.trace.bundled import bundled
-from crisp.trace.fitting import fit
+from crisp.trace.bundled import bundled_traces
+from crisp.trace.fitting import fit_to_trace
 from tests.oracles import offline
 from tests.oracles.caches import usual_next
 
 
 @pytest.fixture(scope="module")
 def parts() -> tuple[RoutingTrace, RoutingTrace]:
-    first, rest, _ = split(RoutingTrace.load(bundled()["tiny-mixtral-code"]))
+    first, rest, _ = split(RoutingTrace.load(bundled_traces()["tiny-mixtral-code"]))
     return first, rest
 
 
 def case(first: RoutingTrace, rest: RoutingTrace, prefetch: str, **more: Any) -> Case:
-    spec = fit(ModelSpec.named("mixtral-8x7b"), rest)
+    spec = fit_to_trace(ModelSpec.named("mixtral-8x7b"), rest)
     policy, limited = named("lru", prefetch=prefetch), Conditions(limit=40)
     counts = Profile.from_trace(first)
     return Case(rest, spec, policy, Budget.parse("50%"), counts, limited, counted=first, **more)
@@ -58,7 +58,7 @@ def test_frequent_is_a_guess_by_counting(parts: tuple[RoutingTrace, RoutingTrace
             guess[row, layer + 1, : len(guessed)] = guessed
     assert first.header.ordered
     told = dataclasses.replace(rest, guess=guess)
-    machine = hardware("rtx4090-pcie4")
+    machine = hardware_profile("rtx4090-pcie4")
     frequent = simulate(case(first, rest, "frequent"), machine)
     assert timeline(frequent) == timeline(simulate(case(first, told, "guess"), machine))
     assert asked_for(frequent) > 0
@@ -66,7 +66,7 @@ def test_frequent_is_a_guess_by_counting(parts: tuple[RoutingTrace, RoutingTrace
 
 
 def test_perfect_wastes_nothing(parts: tuple[RoutingTrace, RoutingTrace]) -> None:
-    machine = hardware("rtx4090-pcie4")
+    machine = hardware_profile("rtx4090-pcie4")
     run = simulate(case(*parts, "perfect"), machine)
     none = simulate(case(*parts, "none"), machine)
     assert run.metrics["prefetch_wasted_bytes"] == 0
@@ -79,4 +79,4 @@ def test_perfect_wastes_nothing(parts: tuple[RoutingTrace, RoutingTrace]) -> Non
 def test_frequent_needs_a_trace(parts: tuple[RoutingTrace, RoutingTrace]) -> None:
     unknown = dataclasses.replace(case(*parts, "frequent"), counted=None)
     with pytest.raises(CrispError, match="prefetch frequent: asks which experts follow which"):
-        simulate(unknown, hardware("rtx4090-pcie4"))
+        simulate(unknown, hardware_profile("rtx4090-pcie4"))

@@ -16,12 +16,12 @@ from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
 from crisp.run.result import Run
 from crisp.scheduler.workload import split
-from crisp.sim.fast_simulate import replay
-from crisp.sim.hardware import profile as hardware
+from crisp.sim.fast_simulate import fast_simulate
+from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from crisp.trace import Header, RoutingTrace
 from crisp.trace.chains import read_chains
-from crisp.trace.fitting import fit
+from crisp.trace.fitting import fit_to_trace
 from crisp.trace.importing.table import import_table
 from crisp.trace.synth import synthesize
 from tests.oracles import offline, straight
@@ -41,7 +41,7 @@ class Divided:
     @classmethod
     def of(cls, trace: RoutingTrace, model: str) -> Divided:
         first, rest, _ = split(trace)
-        spec = fit(ModelSpec.named(model), trace)
+        spec = fit_to_trace(ModelSpec.named(model), trace)
         return cls(rest, Profile.from_trace(first), spec, first.experts)
 
     def run(
@@ -52,7 +52,7 @@ class Divided:
             self.rest, self.spec, named(policy, has_guess=False, **changes), Budget.parse(budget),
             self.profile, Conditions(limit=limit, **conditions),
         )  # fmt: skip
-        run: Run = engine(case, hardware("paper-table1"))
+        run: Run = engine(case, hardware_profile("paper-table1"))
         return run
 
 
@@ -86,7 +86,7 @@ def test_known_figures(
     gpt_oss: Divided, policy: str, budget: str, total_ns: int, hits: int, partial: int, blocks: int
 ) -> None:
     """3,000 tokens of gpt-oss-20b; figures of three separate re-computations."""
-    engine = simulate if (policy, budget) in (("lru", "10%"), ("crisp", "30%")) else replay
+    engine = simulate if (policy, budget) in (("lru", "10%"), ("crisp", "30%")) else fast_simulate
     metrics = gpt_oss.run(policy, budget, 3000, engine=engine).metrics
     names = ("total_ns", "hits", "partial_hits", "blocks_loaded")
     assert tuple(metrics[name] for name in names) == (total_ns, hits, partial, blocks)

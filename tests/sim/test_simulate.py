@@ -21,16 +21,16 @@ from crisp.run.case import Case, Conditions
 from crisp.run.result import Run
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.workload import Workload, chosen_rows, plan, split
-from crisp.sim.hardware import profile as hardware
+from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from crisp.trace import RoutingTrace
-from crisp.trace.bundled import bundled
-from crisp.trace.fitting import fit
+from crisp.trace.bundled import bundled_traces
+from crisp.trace.fitting import fit_to_trace
 
 
 @pytest.fixture(scope="module")
 def code() -> RoutingTrace:
-    return RoutingTrace.load(bundled()["tiny-mixtral-code"])
+    return RoutingTrace.load(bundled_traces()["tiny-mixtral-code"])
 
 
 def run(
@@ -41,12 +41,12 @@ def run(
     **conditions: Any,
 ) -> Run:
     first, rest, how = split(trace)
-    spec = fit(ModelSpec.named("mixtral-8x7b").with_(bits=Fraction("4.25")), trace)
+    spec = fit_to_trace(ModelSpec.named("mixtral-8x7b").with_(bits=Fraction("4.25")), trace)
     case = Case(
         rest, spec, named(policy), Budget.parse(budget), Profile.from_trace(first),
         Conditions(**({"limit": 60} | conditions)), how,
     )  # fmt: skip
-    return simulate(case, hardware(machine))
+    return simulate(case, hardware_profile(machine))
 
 
 def test_same_input_same_bytes(code: RoutingTrace, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_same_input_same_bytes(code: RoutingTrace, tmp_path: Path) -> None:
 
 
 def test_other_inputs_other_hash(code: RoutingTrace) -> None:
-    other = RoutingTrace.load(bundled()["tiny-mixtral-docs"])
+    other = RoutingTrace.load(bundled_traces()["tiny-mixtral-docs"])
     made = [run(code), run(other), run(code, seed=1), run(code, budget="30%"), run(code, "lru")]
     hashes = {r.provenance["inputs_sha256"] for r in made}
     assert len(hashes) == len(made)
@@ -98,7 +98,7 @@ def test_what_cannot_be_had_is_null_with_a_reason(code: RoutingTrace) -> None:
 def test_energy_is_power_times_time(code: RoutingTrace) -> None:
     """Full offloading lets nothing overlap: the link's share at link power, the rest computing."""
     made = run(code, "fo")
-    m, power = made.metrics, hardware("rtx4090-pcie4").power
+    m, power = made.metrics, hardware_profile("rtx4090-pcie4").power
     assert power is not None
     seconds = (m["total_ns"] or 0) / 1e9 / 60
     busy_link, busy_compute = m["link_busy"] or 0, m["compute_busy"] or 0
@@ -144,8 +144,8 @@ def test_useful_late_and_wasted_are_what_was_prefetched(code: RoutingTrace) -> N
 
 def test_mapped_weights_have_nothing_to_load(code: RoutingTrace) -> None:
     first, rest, _ = split(code)
-    spec = fit(ModelSpec.named("mixtral-8x7b"), code)
-    jetson = dataclasses.replace(hardware("jetson-agx-orin-32gb"), loads_from="mapped")
+    spec = fit_to_trace(ModelSpec.named("mixtral-8x7b"), code)
+    jetson = dataclasses.replace(hardware_profile("jetson-agx-orin-32gb"), loads_from="mapped")
     case = Case(
         rest, spec, named("lru"), Budget.parse("10%"), Profile.from_trace(first),
         Conditions(limit=30),

@@ -11,14 +11,15 @@ import numpy as np
 
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Cache, Order, Policy, Prefetch
-from crisp.policy.order import draw_lot
+from crisp.policy.order import hash_key
 from crisp.policy.widths.base import Full
 from crisp.run.timeline import COLUMNS, COMPUTE, LAYER, PREFETCH, Recorder, Rows, Sink, StepLog
 from crisp.scheduler.oracle import Future, look_ahead
+from crisp.scheduler.residency import StartingState
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.tasks import Task
 from crisp.scheduler.workload import Workload, chosen_rows, plan
-from crisp.sim.streams import Streams
+from crisp.sim.streams import SimulatedStreams
 from crisp.trace import Header, RoutingTrace
 from tests.oracles import straight
 
@@ -99,17 +100,17 @@ class Watched(EventScheduler):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.residency: list[dict[tuple[int, int], int]] = []
+        self.after: list[dict[tuple[int, int], int]] = []
 
     def computed(self, task: Task) -> None:
         super().computed(task)
         if self.done:
-            self.residency.append(residents(self))
+            self.after.append(residents(self))
 
 
 def residents(scheduler: EventScheduler) -> dict[tuple[int, int], int]:
     """{(MoE layer, expert): blocks of the budget}, one that is on its way included."""
-    found = enumerate(scheduler.store.resident)
+    found = enumerate(scheduler.residency.resident)
     return {divmod(entry, scheduler._experts): blocks for entry, blocks in found if blocks}
 
 
@@ -197,14 +198,18 @@ class Toy:
             for place in range(size)
         ]
 
+    def start(self) -> StartingState:
+        """What is on the device before the first event."""
+        tiers = self.expert_tiers() if self.cache == "tier-aware" else None
+        return StartingState(self.capacity(), self.initial(), tiers)
+
     def scheduler(self) -> Watched:
         return Watched(
-            self.spec(), self.policy(), self.capacity(),
-            granularity=self.granularity, cost=self.costs, initial=self.initial(),
-            warmth=self.warmth() if self.cache == "tier-aware" else None, future=self.future(),
+            self.spec(), self.policy(), self.start(),
+            granularity=self.granularity, cost=self.costs, future=self.future(),
         )  # fmt: skip
 
-    def warmth(self) -> list[int]:
+    def expert_tiers(self) -> list[int]:
         """Whatever: here by the experts' ids."""
         return [expert % 3 for _ in self.spec().moe_layers for expert in range(self.n_experts)]
 
@@ -225,7 +230,7 @@ class Toy:
         workload = Workload(trace, GivenWidths(self.tabled), guess=self.prefetch == "guess")
         rows = _Rows()
         recorder = Recorder([rows, *sinks], by_block=self.granularity == "block")
-        streams = Streams(spec, scheduler, self.costs, workload, recorder, StepLog())
+        streams = SimulatedStreams(spec, scheduler, self.costs, workload, recorder, StepLog())
         steps = plan(trace, chosen_rows(trace, "all", None), self.batch, self.chunk)
         total = streams.run(steps)
         return {
@@ -234,7 +239,7 @@ class Toy:
             "skipped_entries": workload.skipped, "activities": rows.activities(total),
             "residency": [
                 {(spec.moe_layers[row], expert): n for (row, expert), n in after.items()}
-                for after in scheduler.residency
+                for after in scheduler.after
             ],
             "order_bound": recorder.sums.order_bound,
         }  # fmt: skip
@@ -253,8 +258,8 @@ class Toy:
             ranking=self._ranking, share=self.share, scope=self.scope, unit=self.unit,
             granularity=self.granularity, static=static, prefetch=self.prefetch,
             guess=self.guess, batch=self.batch, chunk=self.chunk, **self.costs.oracle(),
-            lots=lambda event, key: draw_lot(3, event, keys.index(key)),
-            warmth=dict(zip(keys, self.warmth(), strict=True)),
+            lots=lambda event, key: hash_key(3, event, keys.index(key)),
+            warmth=dict(zip(keys, self.expert_tiers(), strict=True)),
         )  # fmt: skip
         logs = [
             ("link" if log[0] in ("load", "prefetch") else "compute", *log[:1], *log[2:])
@@ -267,7 +272,7 @@ class Toy:
         }
 
     def _ranking(self, event: int, experts: list[int]) -> list[int]:
-        places = sorted(range(len(experts)), key=lambda place: draw_lot(0, event, place))
+        places = sorted(range(len(experts)), key=lambda place: hash_key(0, event, place))
         return [experts[place] for place in places]
 
 

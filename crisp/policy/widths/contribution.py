@@ -67,7 +67,7 @@ class ByContribution:
         return None
 
 
-class Grown:
+class PrefixExtension:
     """Widths that are `width_on` of what is resident and of what is wanted."""
 
     residency = True
@@ -99,7 +99,7 @@ class Grown:
 
 
 @dataclass(frozen=True, eq=False)
-class OnResident(Grown):
+class ResidentThresholdWidths(PrefixExtension):
     """Widths from thresholds, on top of what is resident."""
 
     contributions: Floats  # [layers, experts, blocks]
@@ -146,11 +146,11 @@ class ContributionResident:
     def __post_init__(self) -> None:
         check_shares(self)
 
-    def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> OnResident:
+    def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> ResidentThresholdWidths:
         """Thresholds as of `Contribution`, which does not look at what is resident."""
         check_blocks(spec, "contribution-resident")
         sizes = contributions(spec, profile, "contribution-resident")
-        return OnResident(sizes, thresholds(profile, sizes, self.share))
+        return ResidentThresholdWidths(sizes, thresholds(profile, sizes, self.share))
 
 
 def contributions(spec: ModelSpec, profile: Profile, name: str) -> Floats:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from crisp.policy.widths.base import Full, Single, Tiered, Uniform, WidthPolicy
 from crisp.policy.widths.contribution import Contribution, ContributionResident
-from crisp.policy.widths.skipping import Drop, Resident, Skip, SkipContribution
+from crisp.policy.widths.skipping import Drop, ResidentFloor, Skip, SkipContribution
 from crisp.policy.widths.solver import Solver
 
 WIDTHS: dict[str, Callable[..., WidthPolicy]] = {
@@ -19,6 +19,6 @@ WIDTHS: dict[str, Callable[..., WidthPolicy]] = {
     "drop": Drop,
     "contribution": Contribution,
     "contribution-resident": ContributionResident,
-    "resident": Resident,
+    "resident": ResidentFloor,
     "solver": Solver,
 }

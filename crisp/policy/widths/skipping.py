@@ -18,7 +18,13 @@ import numpy.typing as npt
 
 from crisp.model.spec import ModelSpec
 from crisp.policy.widths.base import Widths, WidthTable, check_shares, table_of, weights_of
-from crisp.policy.widths.contribution import Bits, Floats, Grown, check_blocks, contributions
+from crisp.policy.widths.contribution import (
+    Bits,
+    Floats,
+    PrefixExtension,
+    check_blocks,
+    contributions,
+)
 from crisp.profile import Profile, anchors
 
 
@@ -113,7 +119,7 @@ class Drop:
 
 
 @dataclass(frozen=True, eq=False)
-class AtHand(Grown):
+class ResidentFloorWidths(PrefixExtension):
     """The anchor in full; others at what is resident, but no less than a floor."""
 
     floor: int  # blocks
@@ -136,7 +142,7 @@ class AtHand(Grown):
 
 
 @dataclass(frozen=True)
-class Resident:
+class ResidentFloor:
     """Auxiliary experts run at what is already on the device, at least at ``floor``."""
 
     profiled: ClassVar = False
@@ -146,7 +152,9 @@ class Resident:
     def __post_init__(self) -> None:
         check_shares(self)
 
-    def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> AtHand:
+    def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> ResidentFloorWidths:
         """The floor, rounded up to whole blocks."""
         check_blocks(spec, "resident")
-        return AtHand(spec.width(self.floor), spec.n_blocks, profile.expert_counts, ordered)
+        return ResidentFloorWidths(
+            spec.width(self.floor), spec.n_blocks, profile.expert_counts, ordered
+        )

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
 from crisp.policy import eviction as rules
-from crisp.policy import named, warmth
+from crisp.policy import expert_tiers, named
 from crisp.policy.cache import CACHES
 from crisp.profile import Profile
 from crisp.scheduler.oracle import NEVER, soonest
+from crisp.scheduler.residency import StartingState
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.tasks import Task
 from tests.oracles.caches import fewest_loads, forced_belady
@@ -42,7 +43,7 @@ def replay(toy: Toy, rows: int | None = None) -> EventScheduler:
                     scheduler.loaded(load)
                 while (task := scheduler.next_compute()) is not None:
                     scheduler.computed(task)
-            store = scheduler.store
+            store = scheduler.residency
             assert store.landed == sum(store.resident) == sum(store.used)
     return scheduler
 
@@ -55,7 +56,7 @@ def one_by_one(accesses: list[int], cache: str, room: int, n: int) -> Toy:
 
 def held(scheduler: EventScheduler) -> list[int]:
     """The entries that have blocks."""
-    return [entry for entry, blocks in enumerate(scheduler.store.resident) if blocks]
+    return [entry for entry, blocks in enumerate(scheduler.residency.resident) if blocks]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_suffixes_go_before_prefixes() -> None:
             share=Fraction(2, 3),
             unit="block",
         )
-        assert replay(toy).store.resident == left
+        assert replay(toy).residency.resident == left
 
 
 def test_lfru_compares_uses_for_their_age() -> None:
@@ -340,7 +341,7 @@ def test_warmth_follows_the_share_before() -> None:
     spec = ModelSpec.named("mixtral-8x7b").first_layers(1)
     counts = np.array([[1, 6, 0, 2, 1, 0, 0, 0]])  # shares before: 1: 0, 3: .6, 0: .8, 4: .9
     profile = Profile(counts, np.zeros((1, 8, 8), np.int64), True)
-    assert warmth(spec, profile) == [1, 2, 0, 1, 0, 0, 0, 0]
+    assert expert_tiers(spec, profile) == [1, 2, 0, 1, 0, 0, 0, 0]
 
 
 def test_oracles_are_labelled_and_seeds_are_shown() -> None:
@@ -371,5 +372,9 @@ def test_an_oracle_needs_a_future() -> None:
     spec = ModelSpec.named("mixtral-8x7b")
     with pytest.raises(CrispError, match="cache belady is an oracle, and what comes next"):
         EventScheduler(
-            spec, named("lru", cache="belady"), [8] * 32, granularity="expert", cost=None
+            spec,
+            named("lru", cache="belady"),
+            StartingState([8] * 32),
+            granularity="expert",
+            cost=None,
         )

@@ -23,11 +23,11 @@ from crisp.policy.widths.contribution import (
     width_on,
 )
 from crisp.policy.widths.names import WIDTHS
-from crisp.policy.widths.skipping import Drop, Resident, Skip, SkipContribution
+from crisp.policy.widths.skipping import Drop, ResidentFloor, Skip, SkipContribution
 from crisp.profile import Profile
 from crisp.profile.router_weights import BINS, QUANTILES, histogram, quantiles
 from crisp.trace import RoutingTrace
-from crisp.trace.bundled import bundled
+from crisp.trace.bundled import bundled_traces
 
 MIXTRAL = ModelSpec.named("mixtral-8x7b").first_layers(1)  # 8 blocks an expert
 FOUR = MIXTRAL.with_(block=3584)  # 4 blocks
@@ -152,10 +152,10 @@ def test_dropped_experts_never_run() -> None:
 def test_auxiliary_experts_run_at_what_is_here() -> None:
     given = profile([1] * 8)
     here = [0, 3, 1, 4] + [0] * 4
-    policy = Resident(Fraction(1, 2))
+    policy = ResidentFloor(Fraction(1, 2))
     rows = [[0, 1], [0, 2], [1, 3], [2, -1]]
     assert widths(policy, given, rows, None, here) == [[4, 3], [4, 2], [4, 4], [4, 0]]
-    assert widths(Resident(Fraction(0)), given, [[1, 0]], None, here) == [[4, 0]]
+    assert widths(ResidentFloor(Fraction(0)), given, [[1, 0]], None, here) == [[4, 0]]
 
 
 def test_quantiles_of_a_histogram() -> None:
@@ -173,7 +173,7 @@ def test_quantiles_of_a_histogram() -> None:
 
 
 def test_a_trace_with_weights_has_their_quantiles() -> None:
-    trace = RoutingTrace.load(bundled()["tiny-mixtral-docs"])
+    trace = RoutingTrace.load(bundled_traces()["tiny-mixtral-docs"])
     found = Profile.from_trace(trace)
     assert found.router_weights is not None and trace.weights is not None
     first, own = trace.experts[:, 0, 0], trace.weights[:, 0, 0].astype(float)
@@ -203,7 +203,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(CrispError, match="width skip: asks for the router's weights"):
         widths(Skip(), profile([1] * 8), TWO, None)
     with pytest.raises(CrispError, match="896 blocks an expert; at most 64"):
-        Resident().bind(MIXTRAL.with_(block=16), profile([1] * 8), True)
+        ResidentFloor().bind(MIXTRAL.with_(block=16), profile([1] * 8), True)
 
 
 @pytest.mark.parametrize("name", ["em", "drop", "contribution", "worth"])

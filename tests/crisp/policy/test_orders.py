@@ -12,11 +12,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from crisp.policy.order import RULES, johnson, widest_first
+from crisp.policy import order as orders
+from crisp.policy.order import johnson, widest_first
 from tests.sim.toys import Costs, Toy
 
 PAGE = Path(__file__).parents[3] / "docs" / "caches.md"
-ORDERS = [order for order in RULES if order != "sequential"]
+ORDERS = [name for name, rule in orders.ORDERS.items() if rule.overlaps]
 
 
 def last_event(toy: Toy) -> int:

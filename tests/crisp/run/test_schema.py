@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from crisp.cli.commands.explore.explain import one_run
+from crisp.cli.commands.explore.explain import explain_run
 from crisp.errors import CrispError
 from crisp.run.result import load_runs, to_json
 from crisp.run.schema import COUNTS, NUMBERS
@@ -133,4 +133,4 @@ def test_whatever_is_put_anywhere_it_is_refused_or_can_be_shown(
         runs = load_runs(file)
     except CrispError:
         return
-    assert one_run(runs[0], "run 1 of 1")
+    assert explain_run(runs[0], "run 1 of 1")

@@ -17,12 +17,13 @@ from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
 from crisp.run.timeline import Rows
 from crisp.scheduler.belady_bound import fewest_loads, places
+from crisp.scheduler.residency import StartingState
 from crisp.sim.bounds import Belady
-from crisp.sim.hardware import profile as hardware
+from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from crisp.trace import RoutingTrace
-from crisp.trace.bundled import bundled
-from crisp.trace.fitting import fit
+from crisp.trace.bundled import bundled_traces
+from crisp.trace.fitting import fit_to_trace
 from tests.oracles import caches
 from tests.sim.toys import Toy
 
@@ -85,23 +86,23 @@ def test_is_what_trying_everything_finds(case: dict[str, Any]) -> None:
 
 
 def test_a_run_that_loads_less_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = RoutingTrace.load(bundled()["tiny-mixtral-docs"])
-    spec = fit(ModelSpec.named("mixtral-8x7b"), trace)
+    trace = RoutingTrace.load(bundled_traces()["tiny-mixtral-docs"])
+    spec = fit_to_trace(ModelSpec.named("mixtral-8x7b"), trace)
     policy, counts = named("lru"), Profile.from_trace(trace)
     case = Case(trace, spec, policy, Budget.parse("20%"), counts, Conditions(limit=10))
-    loaded = simulate(case, hardware("rtx4090-pcie4")).metrics["blocks_loaded"]
+    loaded = simulate(case, hardware_profile("rtx4090-pcie4")).metrics["blocks_loaded"]
 
     def claim(self: Belady, rows: Rows) -> None:
         self.blocks = loaded + more
 
     monkeypatch.setattr(Belady, "write", claim)
     more = 0
-    metrics = simulate(case, hardware("rtx4090-pcie4")).metrics
+    metrics = simulate(case, hardware_profile("rtx4090-pcie4")).metrics
     assert metrics["belady_bytes_per_token"] == metrics["bytes_per_token"]
     assert metrics["belady_bound_ms_per_token"] == metrics["io_bound_ms_per_token"]
     more = 1
     with pytest.raises(InvariantError, match="fewer blocks were loaded than any cache"):
-        simulate(case, hardware("rtx4090-pcie4"))
+        simulate(case, hardware_profile("rtx4090-pcie4"))
 
 
 def test_is_what_the_oracle_loads_in_long_runs() -> None:
@@ -116,7 +117,7 @@ def test_is_what_the_oracle_loads_in_long_runs() -> None:
                     sequence=np.arange(300) // 60, scope=scope, share=share, unit="block",
                     batch=batch,
                 )  # fmt: skip
-                plain = Belady(toy.spec(), toy.capacity(), None, compiled=False)
-                compiled = Belady(toy.spec(), toy.capacity(), None, compiled=True)
+                plain = Belady(toy.spec(), StartingState(toy.capacity()), compiled=False)
+                compiled = Belady(toy.spec(), StartingState(toy.capacity()), compiled=True)
                 loaded = toy.simulated(plain, compiled)["blocks_loaded"]
                 assert plain.blocks == compiled.blocks == loaded

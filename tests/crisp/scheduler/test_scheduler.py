@@ -29,7 +29,7 @@ def drive(toy: Toy, link_first: st.DataObject | bool) -> Decisions:
             scheduler.start(layer, tasks)
             _run_event(scheduler, decisions, link_first)
             decisions.append(("after", scheduler.hits, scheduler.partial_hits,
-                              scheduler.blocks_loaded, *scheduler.store.resident))  # fmt: skip
+                              scheduler.blocks_loaded, *scheduler.residency.resident))  # fmt: skip
     return decisions
 
 
@@ -135,7 +135,7 @@ def test_blocks_count_as_landed_when_they_arrive() -> None:
     landed = []
     for _ in range(4):
         load = scheduler.next_load()
-        landed.append(scheduler.store.landed)
+        landed.append(scheduler.residency.landed)
         scheduler.loaded(load)
-    assert [*landed, scheduler.store.landed] == [0, 1, 2, 3, 3]
-    assert scheduler.store.used == [3]
+    assert [*landed, scheduler.residency.landed] == [0, 1, 2, 3, 3]
+    assert scheduler.residency.used == [3]

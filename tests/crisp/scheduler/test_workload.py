@@ -13,7 +13,7 @@ from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
 from crisp.scheduler.workload import chosen_rows, plan, split
 from crisp.trace import Header, RoutingTrace
-from crisp.trace.fitting import fit
+from crisp.trace.fitting import fit_to_trace
 from tests.oracles import straight
 
 
@@ -84,7 +84,7 @@ def test_the_split_is_by_sequences_or_rows() -> None:
 
 def test_a_model_and_a_trace_must_fit() -> None:
     mixtral, gpt_oss = ModelSpec.named("mixtral-8x7b"), ModelSpec.named("gpt-oss-20b")
-    spec = fit(mixtral, trace((0, 2), layers=6))
+    spec = fit_to_trace(mixtral, trace((0, 2), layers=6))
     assert (spec.n_layers, spec.moe_layers) == (6, tuple(range(6)))
     for model, layers, top_k, message in (
         (gpt_oss, 6, None, "32 experts, but the trace has 8"),
@@ -93,5 +93,5 @@ def test_a_model_and_a_trace_must_fit() -> None:
         (mixtral.with_(top_k=4), 6, None, "--top-k 2 simulates it as recorded"),
     ):
         with pytest.raises(CrispError, match=message):
-            fit(model, trace((0, 2), layers=layers), top_k)
-    assert fit(mixtral.with_(top_k=4), trace((0, 2)), 2).top_k == 2
+            fit_to_trace(model, trace((0, 2), layers=layers), top_k)
+    assert fit_to_trace(mixtral.with_(top_k=4), trace((0, 2)), 2).top_k == 2

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from crisp.errors import CrispError
-from crisp.sim.sweep.paired import paired
+from crisp.sim.sweep.paired import paired_ratios
 
 
 def taken(n_bytes: list[int], ns: list[int]) -> dict[str, list[int]]:
@@ -17,7 +17,7 @@ def taken(n_bytes: list[int], ns: list[int]) -> dict[str, list[int]]:
 
 def test_a_constant_ratio_is_known_exactly() -> None:
     base = taken([10, 30, 50], [100, 500, 300])
-    pair = paired(taken([5, 15, 25], [100, 500, 300]), base)
+    pair = paired_ratios(taken([5, 15, 25], [100, 500, 300]), base)
     assert pair.bytes_per_token is not None
     assert pair.ms_per_token is not None
     assert (pair.bytes_per_token.value, pair.bytes_per_token.interval) == (0.5, (0.5, 0.5))
@@ -25,7 +25,7 @@ def test_a_constant_ratio_is_known_exactly() -> None:
 
 
 def test_sums_are_divided_not_ratios_averaged() -> None:
-    pair = paired(taken([0, 90], [1, 1]), taken([10, 90], [1, 1]))
+    pair = paired_ratios(taken([0, 90], [1, 1]), taken([10, 90], [1, 1]))
     assert pair.bytes_per_token is not None
     assert pair.bytes_per_token.value == 0.9
 
@@ -35,7 +35,7 @@ def test_the_interval_is_a_bootstraps() -> None:
     draw = random.Random(3)
     base = [draw.randrange(50, 150) for _ in range(30)]
     own = [round(b * draw.uniform(0.4, 0.9)) for b in base]
-    pair = paired(taken(own, own), taken(base, base))
+    pair = paired_ratios(taken(own, own), taken(base, base))
     ratios = []
     for _ in range(4000):
         drawn = draw.choices(range(30), k=30)
@@ -48,9 +48,9 @@ def test_the_interval_is_a_bootstraps() -> None:
 
 
 def test_nothing_to_compare_with() -> None:
-    pair = paired(taken([1], [1]), taken([0], [2]))
+    pair = paired_ratios(taken([1], [1]), taken([0], [2]))
     assert pair.bytes_per_token is None
     assert pair.ms_per_token is not None
     assert pair.ms_per_token.interval is None  # a single sequence says nothing of others
     with pytest.raises(CrispError, match="not of the same sequences"):
-        paired(taken([1], [1]), taken([1, 2], [1, 2]))
+        paired_ratios(taken([1], [1]), taken([1, 2], [1, 2]))

@@ -47,7 +47,7 @@ def demo(
     from crisp.cli.options.files import check_outputs
     from crisp.cli.output.progress import progress
     from crisp.errors import CrispError
-    from crisp.run.result import save
+    from crisp.run.result import save_runs
     from crisp.sim.experiment import run_all
 
     try:
@@ -70,9 +70,9 @@ def demo(
     of_machine = [runs[place : place + each] for place in range(0, len(runs), each)]
     for setup, own in zip(setups, of_machine, strict=True):
         name = setup.machine
-        _say(["", f"{name}: {MACHINES[name]}", *speeds(own, budgets)])
+        _say(["", f"{name}: {MACHINES[name]}", *format_speeds(own, budgets)])
     _say(["", *_reading(setups[0], runs)])
-    save(runs, runs_file)
+    save_runs(runs, runs_file)
     _draw_speeds(setups[0], of_machine, throughput_file)
     _draw_token(setups[0], token_file)
     _say(["", *_next(out, each)])
@@ -118,9 +118,9 @@ def _opening(setup: Setup) -> list[str]:
     return lines
 
 
-def speeds(runs: Sequence[Run], budgets: Sequence[str]) -> list[str]:
+def format_speeds(runs: Sequence[Run], budgets: Sequence[str]) -> list[str]:
     """tokens/s and MB/token of one machine's runs: a line for each policy, a column a budget."""
-    from crisp.cli.output.columns import aligned
+    from crisp.cli.output.columns import align_columns
 
     policies = list(dict.fromkeys(run.settings["policy"]["name"] for run in runs))
     halves = []
@@ -131,7 +131,7 @@ def speeds(runs: Sequence[Run], budgets: Sequence[str]) -> list[str]:
         values = [float(run.metrics[metric] or 0) * factor for run in runs]
         shown = [f"{value:.0f}" if value >= 100 else f"{value:.1f}" for value in values]
         columns = [shown[place :: len(budgets)] for place in range(len(budgets))]
-        halves.append([head, *aligned(budgets, columns, text=0)])
+        halves.append([head, *align_columns(budgets, columns, text=0)])
     width = max(map(len, halves[0])) + 4
     names = ["", "policy", *policies]
     return [
@@ -165,12 +165,12 @@ def _reading(setup: Setup, runs: Sequence[Run]) -> list[str]:
 
 def _whole(setup: Setup, runs: Sequence[Run]) -> str:
     """What is left of the budgets, which are floored to whole experts."""
-    from crisp.cli.output.run_tables import held
+    from crisp.cli.output.run_tables import units_held
 
     policy = next(run for run in runs if run.settings["policy"]["name"] == "lru").settings["policy"]
     asked = list(dict.fromkeys(run.settings["budget"]["asked"] for run in runs))
     numbers = [text.removesuffix("%") for text in asked]
-    found = [held(text, setup, policy) for text in asked]
+    found = [units_held(text, setup, policy) for text in asked]
     line = (
         f"{', '.join(numbers)} % of {found[0][1]} experts: "
         f"{', '.join(str(units) for units, _, _ in found)} whole ones"
@@ -223,7 +223,7 @@ def _bound(runs: Sequence[Run]) -> Line:
 def _draw_token(setup: Setup, path: Path) -> None:
     """One token under two policies: one whose time is near the median of both."""
     from crisp.report.plots import draw_gantt
-    from crisp.run.sinks import Everything
+    from crisp.run.sinks import FullTimeline
     from crisp.run.timeline import STEP
     from crisp.sim.simulate import simulate
 
@@ -231,7 +231,7 @@ def _draw_token(setup: Setup, path: Path) -> None:
     rows = min(_DRAWN_ROWS, setup.rows())
     timelines: dict[str, Rows] = {}
     for name in _DRAWN:
-        sink = Everything()
+        sink = FullTimeline()
         case = setup.case(_policy(setup, name), _DRAWN_AT, limit=rows)
         simulate(case, setup.hardware, sinks=[sink])
         timelines[name] = sink.rows

@@ -97,7 +97,7 @@ def evaluate(
     from crisp.checkpoint.loading import load_model, quantize_experts, to_float32
     from crisp.cli.options.lists import split_list
     from crisp.cli.output.progress import progress_of
-    from crisp.cli.output.quality_tables import Row, notes, tables, title
+    from crisp.cli.output.quality_tables import Row, format_notes, format_tables, format_title
     from crisp.model.quantization import BITS, STORED_BITS, check_groups
     from crisp.policy import Budget
     from crisp.quality import EvaluationTasks, geometry, to_json
@@ -171,11 +171,11 @@ def evaluate(
         rows.append(Row(spelled, quality))
     _write(json, to_json([row.quality for row in rows]))
     lines = [
-        *title(rows[-1].quality, spec, windows, counts.origin),
+        *format_title(rows[-1].quality, spec, windows, counts.origin),
         "",
-        *tables(rows),
+        *format_tables(rows),
         "",
-        *notes(rows, spec),
+        *format_notes(rows, spec),
         *calibration_warnings(windows, prepared),
     ]
     print("\n".join(lines), file=sys.stderr if json == STDOUT else sys.stdout)

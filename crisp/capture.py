@@ -1,8 +1,8 @@
-"""From text to trace: a real model reads prompts and writes on, and its routing is recorded.
+"""Capture of routing traces: a real model reads prompts and writes on, its routing is recorded.
 
 Prompts are windows of equal length cut from the texts, so that a batch needs no padding. Every
 sequence draws from its own generator, so what it writes does not depend on the batch it was in
-(but for rounding: another batch may take another kernel). A row is one forward pass of one token:
+(but for rounding: another batch may use another kernel). A row is one forward pass of one token:
 the row of a generated token is the pass that has it as its *input*. The last token sampled, and
 the one that ends a text, are never fed and have no row.
 """
@@ -30,19 +30,15 @@ DEFAULT_SEQUENCES = 16  # of each text, where that many fit
 
 @dataclass(frozen=True)
 class Recipe:
-    """How sequences are made. ``new_tokens`` are sampled, so at most one fewer are decode rows.
-
-    ``sequences`` is the number of all texts together (None: 16 of each text, or what it holds);
-    ``temperature`` 0 is greedy; ``token_ids`` keeps the tokens themselves in the trace.
-    """
+    """The parameters of a capture."""
 
     prompt_tokens: int = 128
-    new_tokens: int = 128
-    sequences: int | None = None
-    batch: int = 8
-    temperature: float = 1.0
+    new_tokens: int = 128  # sampled after each prompt; at most one fewer are decode rows
+    sequences: int | None = None  # of all texts together; None: 16 of each text, or what it holds
+    batch: int = 8  # sequences side by side
+    temperature: float = 1.0  # 0 is greedy
     seed: int = 0
-    token_ids: bool = False
+    token_ids: bool = False  # whether the trace keeps the tokens themselves
 
     def __post_init__(self) -> None:
         for key, low in (("prompt_tokens", 1), ("new_tokens", 0), ("batch", 1), ("seed", 0)):
@@ -62,18 +58,18 @@ def capture(
     recipe: Recipe,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RoutingTrace:
-    """The routing of ``loaded`` reading windows of ``texts`` and writing on after each.
+    """Record the routing of a model that reads windows of ``texts`` and writes on after each.
 
-    ``progress`` is told (rows done, rows at most). Raises CrispError for a text that cannot be read
-    or is too short, for a length beyond the model's context and for a model not understood.
+    progress: called with (rows done, rows at most). Raises CrispError for a text that cannot be
+    read or is too short, for a length beyond the model's context and for a model not understood.
     """
-    _fits(loaded.model, recipe)
+    _check_context(loaded.model, recipe)
     prompts, dataset = _prompts(loaded.tokenizer, texts, recipe)
-    stop = stops(loaded)
+    stop = stop_tokens(loaded)
     total = len(prompts) * (recipe.prompt_tokens + max(0, recipe.new_tokens - 1))
     done = 0
 
-    def tell(rows: int) -> None:
+    def advance(rows: int) -> None:
         nonlocal done
         done += rows
         progress(done, total)
@@ -82,13 +78,15 @@ def capture(
     with import_extra("torch").inference_mode(), record_routing(loaded.model) as recorder:
         for first in range(0, len(prompts), recipe.batch):
             batch = list(enumerate(prompts))[first : first + recipe.batch]
-            sequences += _run(loaded.model, recorder, batch, recipe, stop, tell)
+            sequences += _run(loaded.model, recorder, batch, recipe, stop, advance)
     return _assemble(sequences, loaded, recorder.layout, recipe, dataset)
 
 
 @dataclass(frozen=True, eq=False)
 class _Sequence:
-    tokens: list[int]  # those that were fed, in order
+    """The tokens of one sequence that were fed, and their routing."""
+
+    tokens: list[int]  # in order
     routing: RecordedRouting  # a row for each
 
 
@@ -98,19 +96,19 @@ def _run(
     batch: Sequence[tuple[int, list[int]]],
     recipe: Recipe,
     stop: set[int],
-    tell: Callable[[int], None],
+    advance: Callable[[int], None],
 ) -> list[_Sequence]:
-    """The sequences of one batch of (sequence number, prompt), run side by side."""
+    """Run the (sequence number, prompt)s of one batch side by side; return their sequences."""
     torch = import_extra("torch")
     draws = [np.random.default_rng([recipe.seed, number]) for number, _ in batch]
     fed = [list(prompt) for _, prompt in batch]
     alive = [True] * len(batch)
     passes: list[RecordedRouting] = []
 
-    def forward(tokens: Any, cache: dict[str, Any]) -> Any:
+    def forward(tokens: Any, cache: dict[str, Any]) -> Any:  # tokens [batch, positions]
         output = model(input_ids=tokens, use_cache=True, **_last_only(model), **cache)
         passes.append(recorder.take())
-        tell(tokens.numel())
+        advance(tokens.numel())
         return output
 
     output = forward(torch.tensor(fed, device=model.device), {})  # [batch, prompt tokens]
@@ -136,24 +134,27 @@ def _run(
 
 
 def _last_only(model: Any) -> dict[str, int]:
-    """Logits of a long prompt in a large vocabulary take gigabytes; only the last are looked at."""
-    known = "logits_to_keep" in inspect.signature(model.forward).parameters
-    return {"logits_to_keep": 1} if known else {}
+    """Return the arguments that make the model compute the last position's logits only.
+
+    All logits of a long prompt in a large vocabulary would take gigabytes.
+    """
+    supported = "logits_to_keep" in inspect.signature(model.forward).parameters
+    return {"logits_to_keep": 1} if supported else {}
 
 
 def _rows(passes: Sequence[RecordedRouting], batch: int, which: int, count: int) -> RecordedRouting:
-    """The first ``count`` rows of sequence ``which`` of a batch, over all its passes."""
+    """Return the first ``count`` rows of sequence ``which`` of a batch, over all its passes."""
 
     def joined(name: str) -> Any:
-        parts = [getattr(one, name) for one in passes]  # each [batch * positions, layers, k]
-        own = [part.reshape(batch, -1, *part.shape[1:])[which] for part in parts]
-        return np.concatenate(own)[:count]
+        parts = [getattr(routing, name) for routing in passes]  # [batch * positions, layers, k]
+        rows = [part.reshape(batch, -1, *part.shape[1:])[which] for part in parts]
+        return np.concatenate(rows)[:count]
 
     return RecordedRouting(joined("experts"), joined("weights"), joined("guess"))
 
 
 def cache_of(output: Any, model: Any) -> dict[str, Any]:
-    """The argument that hands a pass's cache to the next: transformers 5 renamed it on the way."""
+    """Return the argument that gives a pass's cache to the next; transformers 5 renamed it."""
     for name in ("cache", "past_key_values"):
         if output.get(name) is not None:
             return {name: output[name]}
@@ -161,47 +162,49 @@ def cache_of(output: Any, model: Any) -> dict[str, Any]:
 
 
 def _sample(logits: NDArray[np.float64], temperature: float, draw: np.random.Generator) -> int:
-    """One token of softmax(logits / temperature), by inverting its distribution at one draw."""
+    """Sample a token of softmax(logits [vocabulary] / temperature), by inversion of one draw."""
     if temperature == 0:
         return int(logits.argmax())
     with np.errstate(under="ignore"):
-        upto = np.cumsum(np.exp((logits - logits.max()) / temperature))
-    return min(int(np.searchsorted(upto, draw.random() * upto[-1], "right")), len(upto) - 1)
+        cumulative = np.cumsum(np.exp((logits - logits.max()) / temperature))
+    token = int(np.searchsorted(cumulative, draw.random() * cumulative[-1], "right"))
+    return min(token, len(cumulative) - 1)
 
 
-def stops(loaded: LoadedModel) -> set[int]:
-    """The tokens that end a text.
+def stop_tokens(loaded: LoadedModel) -> set[int]:
+    """Return the ids of the tokens that end a text.
 
-    An id of the generation config counts only if the tokenizer knows it as special: configs often
-    carry their family's default, which in another vocabulary is an ordinary piece of text.
+    An id of the generation config counts only if the tokenizer has it as a special token: configs
+    often carry their family's default, which in another vocabulary is an ordinary piece of text.
     """
     ids = getattr(loaded.model.generation_config, "eos_token_id", None)
-    asked = {*ids} if isinstance(ids, list) else {ids}
+    configured = {*ids} if isinstance(ids, list) else {ids}
     special = {int(token) for token in loaded.tokenizer.all_special_ids}
-    own = {loaded.tokenizer.eos_token_id} - {None}
-    return (special & asked) | own
+    of_tokenizer = {loaded.tokenizer.eos_token_id} - {None}
+    return (special & configured) | of_tokenizer
 
 
-def _fits(model: Any, recipe: Recipe) -> None:
+def _check_context(model: Any, recipe: Recipe) -> None:
+    """Raise CrispError if a sequence is longer than the model's context."""
     context = getattr(model.config, "max_position_embeddings", None)
-    asked = recipe.prompt_tokens + recipe.new_tokens
-    if context is not None and asked > context:
+    length = recipe.prompt_tokens + recipe.new_tokens
+    if context is not None and length > context:
         raise CrispError(
             f"--prompt-tokens {recipe.prompt_tokens} and --new-tokens {recipe.new_tokens}: "
-            f"{asked} together; the model's context is {context}"
+            f"{length} together; the model's context is {context}"
         )
 
 
 def _prompts(
     tokenizer: Any, texts: Sequence[Path], recipe: Recipe
 ) -> tuple[list[list[int]], list[str]]:
-    """Token ids of the prompts, text after text, and each text's name with its sha256.
+    """Return the token ids of the prompts, text after text, and each text's name with its sha256.
 
-    A text is cut into consecutive windows; as many as asked are drawn without replacement and kept
-    in the text's order. What the tokenizer puts before a text (a BOS) opens every prompt.
+    A text is cut into consecutive windows; as many as requested are drawn without replacement and
+    kept in the text's order. What the tokenizer puts before a text (a BOS) opens every prompt.
     """
-    led = opening_ids(tokenizer)
-    window = recipe.prompt_tokens - len(led)
+    opening = opening_ids(tokenizer)
+    window = recipe.prompt_tokens - len(opening)
     if window < 1:
         raise CrispError(
             f"--prompt-tokens {recipe.prompt_tokens}: no room beside the opening token"
@@ -213,18 +216,18 @@ def _prompts(
     for number, path in enumerate(texts):
         text, digest = read_text(path)
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        held = len(ids) // window
-        asked = even_share(recipe.sequences, len(texts), number)
-        if held < (asked or 1):
+        available = len(ids) // window
+        requested = even_share(recipe.sequences, len(texts), number)
+        if available < (requested or 1):
             raise CrispError(
-                f"{path}: {len(ids)} tokens hold {held} prompts of {recipe.prompt_tokens}; "
-                f"{asked or 1} expected (--sequences, --prompt-tokens)"
+                f"{path}: {len(ids)} tokens hold {available} prompts of {recipe.prompt_tokens}; "
+                f"{requested or 1} expected (--sequences, --prompt-tokens)"
             )
-        count = min(held, DEFAULT_SEQUENCES) if asked is None else asked
+        count = min(available, DEFAULT_SEQUENCES) if requested is None else requested
         # Texts draw from seeds of their own, apart from those of the sequences ([seed, number]).
         draw = np.random.default_rng([recipe.seed, number, 1])
-        starts = np.sort(draw.choice(held, count, replace=False)) * window
-        prompts += [led + ids[start : start + window] for start in starts.tolist()]
+        starts = np.sort(draw.choice(available, count, replace=False)) * window
+        prompts += [opening + ids[start : start + window] for start in starts.tolist()]
         dataset.append(f"{path.name} sha256:{digest}")
     return prompts, dataset
 
@@ -232,20 +235,21 @@ def _prompts(
 def _assemble(
     sequences: Sequence[_Sequence],
     loaded: LoadedModel,
-    found: ExpertLayout,
+    layout: ExpertLayout,
     recipe: Recipe,
     dataset: Sequence[str],
 ) -> RoutingTrace:
+    """Return the trace of all sequences, with its provenance."""
     lengths = [len(sequence.tokens) for sequence in sequences]
     position = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
-    experts = np.concatenate([sequence.routing.experts for sequence in sequences])
+    experts = np.concatenate([sequence.routing.experts for sequence in sequences])  # [n, layers, k]
     weights = np.concatenate([sequence.routing.weights for sequence in sequences])
     tokens = [token for sequence in sequences for token in sequence.tokens]
     header = Header(
         model=loaded.name,
         revision=loaded.revision,
         config_hash=loaded.spec.config_hash if loaded.spec else None,
-        n_experts=found.n_experts,
+        n_experts=layout.n_experts,
         top_k=experts.shape[2],
         dataset="; ".join(dataset),
         tokenizer=f"{loaded.name}, {len(loaded.tokenizer)} tokens",

@@ -1,30 +1,36 @@
-"""Meeting a transformers model: what its routers decide, recorded; widths, executed.
+"""The connection to transformers models: record what routers decide, execute a policy's widths.
 
 One place serves every family. Transformers keeps the routed experts of a layer in one module whose
-forward is ``(hidden [n, d], top_k_index [n, k], top_k_weights [n, k])`` and which looks its
-implementation up in a common registry. Standing in front of that forward, we see exactly what the
-router returned, and decide what is computed.
+forward is ``(hidden [n, d], top_k_index [n, k], top_k_weights [n, k]) -> [n, d]`` and which looks
+its implementation up in a common registry. By intercepting that forward CRISP sees exactly what the
+router returned, and decides what is computed.
 """
 
 from crisp.adapter.experts import Experts, execute
-from crisp.adapter.layout import Handler, Layout, MoeLayer, handling, layout
-from crisp.adapter.record import Recorder, Routing, looking_ahead, ranked, recording
-from crisp.adapter.widths import Attached, Tally, attach
+from crisp.adapter.layout import ExpertLayout, Handler, MoeLayer, expert_layout, intercept_experts
+from crisp.adapter.record import (
+    RecordedRouting,
+    RoutingRecorder,
+    look_ahead,
+    rank_by_weight,
+    record_routing,
+)
+from crisp.adapter.widths import AttachedPolicy, ExecutionTally, attach
 
 __all__ = [
-    "Attached",
+    "AttachedPolicy",
+    "ExecutionTally",
+    "ExpertLayout",
     "Experts",
     "Handler",
-    "Layout",
     "MoeLayer",
-    "Recorder",
-    "Routing",
-    "Tally",
+    "RecordedRouting",
+    "RoutingRecorder",
     "attach",
     "execute",
-    "handling",
-    "layout",
-    "looking_ahead",
-    "ranked",
-    "recording",
+    "expert_layout",
+    "intercept_experts",
+    "look_ahead",
+    "rank_by_weight",
+    "record_routing",
 ]

@@ -1,9 +1,9 @@
 """The arithmetic of one layer's routed experts, for any number of their leading neurons.
 
-Layouts differ (transformers says which by attributes of the module): gate and up matrices behind
-one another or interleaved, matrices transposed, biases, no gate, activations of their own. At full
-width every step is the one that transformers' own implementation takes, in its order, so that the
-result is the same to the bit.
+Layouts differ, and transformers says which by attributes of the module: gate and up matrices one
+after the other or interleaved, matrices transposed, biases, no gate, activations of their own. At
+full width every step is the one that transformers' own implementation takes, in its order, so that
+the result is the same to the bit.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from typing import Any
 
 from crisp.adapter.layout import MoeLayer
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 
 _FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm")
 
 
 @dataclass(frozen=True, eq=False)
 class Experts:
-    """The routed experts of one layer; tensors stay in the model's module and are read there."""
+    """The routed experts of one layer; their tensors stay in the model's module."""
 
     module: Any
-    name: str
+    name: str  # of the module
     n_experts: int
-    d_model: int  # of the experts' input and output
-    d_ff: int
+    d_model: int  # size of the experts' input and output
+    d_ff: int  # neurons of an expert
     has_gate: bool
     has_bias: bool
-    transposed: bool  # matrices are [in, out]
+    transposed: bool  # matrices are [in, out], not [out, in]
     concatenated: bool  # gate | up, not gate, up, gate, up, ...
 
     @classmethod
     def of(cls, layer: MoeLayer) -> Experts:
-        """Raises CrispError, naming the module, where the layout is not understood."""
+        """Return the experts of ``layer``; CrispError if their layout is not understood."""
         module, name = layer.experts, layer.name
         who = f"{name} ({type(module).__name__})"
         lacks = [flag for flag in _FLAGS if not isinstance(getattr(module, flag, None), bool)]
@@ -44,19 +44,19 @@ class Experts:
         if module.has_post_expert_norm:
             raise CrispError(f"{who}: normalises each expert's output; widths are not understood")
         down = getattr(module, "down_proj", None)
-        first = getattr(module, "gate_up_proj" if module.has_gate else "up_proj", None)
-        if down is None or first is None or down.ndim != 3 or first.ndim != 3:
+        up = getattr(module, "gate_up_proj" if module.has_gate else "up_proj", None)
+        if down is None or up is None or down.ndim != 3 or up.ndim != 3:
             raise CrispError(f"{who}: its matrices are not the three-dimensional ones expected")
         n_experts, d_ff, d_model = down.shape
         if not module.is_transposed:
             d_ff, d_model = d_model, d_ff
-        wide = d_ff * (2 if module.has_gate else 1)
-        shape = (d_model, wide) if module.is_transposed else (wide, d_model)
-        if tuple(first.shape) != (n_experts, *shape):
+        rows = d_ff * (2 if module.has_gate else 1)
+        shape = (d_model, rows) if module.is_transposed else (rows, d_model)
+        if tuple(up.shape) != (n_experts, *shape):
             raise CrispError(
-                f"{who}: gate and up are {tuple(first.shape)}, expected {(n_experts, *shape)}"
+                f"{who}: gate and up are {tuple(up.shape)}, expected {(n_experts, *shape)}"
             )
-        own = cls(
+        experts = cls(
             module=module,
             name=name,
             n_experts=n_experts,
@@ -67,20 +67,23 @@ class Experts:
             transposed=module.is_transposed,
             concatenated=module.is_concatenated,
         )
-        own._probe(who)
-        return own
+        experts._check_activation(who)
+        return experts
 
-    def _probe(self, who: str) -> None:
-        """A neuron's activation must depend on that neuron alone, or no prefix means anything."""
-        torch = need("torch")
-        wide = self.d_ff * (2 if self.has_gate else 1)
-        rows = 4 * torch.sin(1.7 * torch.arange(wide, dtype=torch.float32))[None]
+    def _check_activation(self, who: str) -> None:
+        """Raise CrispError unless a neuron's activation depends on that neuron alone.
+
+        Otherwise a prefix of the neurons would not compute a part of what all of them compute.
+        """
+        torch = import_extra("torch")
+        columns = self.d_ff * (2 if self.has_gate else 1)
+        projected = 4 * torch.sin(1.7 * torch.arange(columns, dtype=torch.float32))[None]
         with torch.no_grad():
-            whole = self._activate(rows)
+            whole = self._activate(projected)  # [1, d_ff]
             for neurons in {1, self.d_ff // 2, self.d_ff} - {0}:
                 try:
-                    part = self._activate(rows[:, self._columns(neurons)])
-                except RuntimeError as error:  # sizes that do not match: it has numbers a neuron
+                    part = self._activate(projected[:, self._columns(neurons)])  # [1, neurons]
+                except RuntimeError as error:  # sizes do not match: it has weights per neuron
                     raise CrispError(
                         f"{who}: its activation does not take {neurons} neurons alone; "
                         "not understood"
@@ -90,30 +93,27 @@ class Experts:
                     raise CrispError(f"{who}: its activation mixes neurons; not understood")
 
     def _columns(self, neurons: int) -> Any:
-        """Where the leading neurons' gates and ups stand in the output of the first projection."""
-        torch = need("torch")
+        """Return the columns of the leading neurons in the output of the gate-up projection."""
+        torch = import_extra("torch")
         if not self.has_gate:
             return slice(neurons)
         if not self.concatenated:
             return slice(2 * neurons)
-        own = torch.arange(neurons)
-        return torch.cat([own, own + self.d_ff])
+        gates = torch.arange(neurons)
+        return torch.cat([gates, gates + self.d_ff])
 
     def _activate(self, projected: Any) -> Any:
+        """Return the activation [rows, neurons] of projected [rows, 1 or 2 per neuron]."""
         act = self.module._apply_gate if self.has_gate else self.module.act_fn
         return act(projected)
 
     def activation(self, expert: int, x: Any, neurons: int) -> Any:
-        """sigma(x W_gate) * (x W_up) (paper, Eq. 1) of the leading neurons: [rows, neurons].
+        """Return sigma(x W_gate) * (x W_up) of the leading neurons: [rows, neurons].
 
-        x [rows, d_model]. Without a gate it is sigma(x W_up).
+        x [rows, d_model]. The formula is Eq. 1 of the paper; without a gate it is sigma(x W_up).
         """
-        first = self.module.gate_up_proj if self.has_gate else self.module.up_proj
-        bias = None
-        if self.has_bias:
-            bias = self.module.gate_up_proj_bias if self.has_gate else self.module.up_proj_bias
-            bias = bias[expert]
-        weight = first[expert]
+        weight = self._up()[expert]  # [out, d_model], or transposed
+        bias = self._up_bias()[expert] if self.has_bias else None  # [out]
         if neurons == self.d_ff:
             parts = [slice(None)]
         elif self.has_gate and self.concatenated:
@@ -121,17 +121,26 @@ class Experts:
         else:
             parts = [slice(2 * neurons if self.has_gate else neurons)]
         out = [self._linear(x, weight, bias, part) for part in parts]
-        return self._activate(out[0] if len(out) == 1 else need("torch").cat(out, -1))
+        return self._activate(out[0] if len(out) == 1 else import_extra("torch").cat(out, -1))
+
+    def _up(self) -> Any:
+        """Return the weight of the gate-up projection (without a gate: of the up projection)."""
+        return self.module.gate_up_proj if self.has_gate else self.module.up_proj
+
+    def _up_bias(self) -> Any:
+        """Return the bias of the same projection, [experts, out]."""
+        return self.module.gate_up_proj_bias if self.has_gate else self.module.up_proj_bias
 
     def _linear(self, x: Any, weight: Any, bias: Any, part: slice) -> Any:
+        """Return x [rows, in] times the output columns ``part`` of a weight, plus their bias."""
         if self.transposed:
             out = x @ weight[:, part]
         else:
-            out = need("torch").nn.functional.linear(x, weight[part])
+            out = import_extra("torch").nn.functional.linear(x, weight[part])
         return out if bias is None else out + bias[part]
 
     def output(self, expert: int, activation: Any) -> Any:
-        """The expert's output [rows, d_model] from its leading neurons' activation.
+        """Return the expert's output [rows, d_model] from an activation [rows, neurons].
 
         The bias of the down projection, where there is one, belongs to every width.
         """
@@ -139,53 +148,53 @@ class Experts:
         if self.transposed:
             out = activation @ (down if neurons == self.d_ff else down[:neurons])
         else:
-            own = down if neurons == self.d_ff else down[:, :neurons]
-            out = need("torch").nn.functional.linear(activation, own)
+            leading = down if neurons == self.d_ff else down[:, :neurons]
+            out = import_extra("torch").nn.functional.linear(activation, leading)
         return out + self.module.down_proj_bias[expert] if self.has_bias else out
 
     def norms(self, expert: int) -> tuple[Any, Any]:
-        """(gate and up weights of each neuron, its down row): L2 norms, float64 [d_ff] each."""
-        torch = need("torch")
-        first, down = self.neurons(expert)
+        """Return L2 norms [d_ff]: of each neuron's gate and up weights, and of its down row."""
+        torch = import_extra("torch")
+        up, down = self.neurons(expert)  # [2 or 1, d_ff, d_model], [d_ff, d_model]
         return (
-            torch.linalg.vector_norm(first.double(), dim=(0, 2)),
+            torch.linalg.vector_norm(up.double(), dim=(0, 2)),
             torch.linalg.vector_norm(down.double(), dim=1),
         )
 
     def matrices(self) -> list[tuple[str, Any]]:
-        """(name, weight [experts, ...]) of the gate and up projection and of the down one."""
-        first = "gate_up_proj" if self.has_gate else "up_proj"
-        return [(f"{self.name}.{n}", getattr(self.module, n)) for n in (first, "down_proj")]
+        """Return (name, weight [experts, ...]) of the gate-up projection and of the down one."""
+        up = "gate_up_proj" if self.has_gate else "up_proj"
+        return [(f"{self.name}.{n}", getattr(self.module, n)) for n in (up, "down_proj")]
 
     def neurons(self, expert: int) -> tuple[Any, Any]:
-        """Views by neuron: gate and up [2 (1 without a gate), d_ff, d_model], down [d_ff, d]."""
-        first = self.module.gate_up_proj if self.has_gate else self.module.up_proj
-        first, down = first[expert].detach(), self.module.down_proj[expert].detach()
-        first = first.T if self.transposed else first  # [out, in]
-        return self._by_neuron(first), down if self.transposed else down.T
+        """Return views by neuron of an expert's weights.
+
+        Gate and up [2, d_ff, d_model] (without a gate [1, d_ff, d_model]) and down [d_ff, d_model].
+        """
+        up, down = self._up()[expert].detach(), self.module.down_proj[expert].detach()
+        up = up.T if self.transposed else up  # [out, d_model]
+        return self._by_neuron(up), down if self.transposed else down.T
 
     def biases(self) -> list[Any]:
-        """Those of the neurons, [experts, ...]; none where the model has none."""
-        name = "gate_up_proj_bias" if self.has_gate else "up_proj_bias"
-        return [getattr(self.module, name).detach()] if self.has_bias else []
+        """Return the neurons' biases, [experts, ...] each; none where the model has none."""
+        return [self._up_bias().detach()] if self.has_bias else []
 
-    def _by_neuron(self, first: Any) -> Any:
-        """[gates and ups, ...] as [2 or 1, d_ff, ...]."""
+    def _by_neuron(self, up: Any) -> Any:
+        """Return [gates and ups, ...] as [2 or 1, d_ff, ...]."""
         if not self.has_gate:
-            return first[None]
+            return up[None]
         if self.concatenated:
-            return first.unflatten(0, (2, self.d_ff))
-        return first.unflatten(0, (self.d_ff, 2)).transpose(0, 1)
+            return up.unflatten(0, (2, self.d_ff))
+        return up.unflatten(0, (self.d_ff, 2)).transpose(0, 1)
 
     def shuffle(self, expert: int, permutation: Any) -> None:
         """Put one expert's neurons into another order, in place: ``permutation`` int64 [d_ff]."""
-        first, down = self.neurons(expert)
-        first.copy_(first[:, permutation])
+        up, down = self.neurons(expert)
+        up.copy_(up[:, permutation])
         down.copy_(down[permutation])
         if self.has_bias:
-            bias = self.module.gate_up_proj_bias if self.has_gate else self.module.up_proj_bias
-            own = self._by_neuron(bias[expert].detach())
-            own.copy_(own[:, permutation])
+            bias = self._by_neuron(self._up_bias()[expert].detach())  # [2 or 1, d_ff]
+            bias.copy_(bias[:, permutation])
 
 
 def execute(
@@ -198,17 +207,20 @@ def execute(
     watch: Callable[[int, Any], None] | None = None,
     watch_output: Callable[[int, Any, Any], None] | None = None,
 ) -> Any:
-    """The routed experts' output [n, d_model], every (token, expert) at its own width.
+    """Return the routed experts' output [n, d_model], every (token, expert) at its own width.
 
-    hidden [n, d_model]; index [n, k] (n_experts stands for no expert) and weights [n, k] as the
-    router returned them; neurons int64 [n, k], leading ones to execute, 0 to skip; None: all.
+    hidden [n, d_model]. index [n, k] (n_experts stands for no expert) and weights [n, k]: as the
+    router returned them. neurons int64 [n, k]: how many leading neurons to execute, 0 to skip the
+    expert; None: all of them.
+
+    (token, expert)s of equal expert and width are computed together; each such group is shown to
     ``watch(expert, activation [rows, neurons])`` and ``watch_output(expert, tokens [rows],
-    output [rows, d_model])``, before the router's weight, see each group of equal expert and width.
+    output [rows, d_model])``, the output before it is multiplied by the router's weight.
     """
-    torch = need("torch")
+    torch = import_extra("torch")
     final = torch.zeros_like(hidden)
     n, stride = index.shape[0], experts.d_ff + 1
-    key = index.long() * stride + (experts.d_ff if neurons is None else neurons)
+    key = index.long() * stride + (experts.d_ff if neurons is None else neurons)  # [n, k]
     flat = key.T.reshape(-1)  # by rank, then token: the order in which transformers takes rows
     order = torch.argsort(flat, stable=True)
     groups, counts = torch.unique_consecutive(flat[order], return_counts=True)
@@ -217,10 +229,10 @@ def execute(
         if expert == experts.n_experts or not width:
             continue
         rank, token = rows // n, rows % n
-        activation = experts.activation(expert, hidden[token], width)
+        activation = experts.activation(expert, hidden[token], width)  # [rows, width]
         if watch is not None:
             watch(expert, activation)
-        output = experts.output(expert, activation)
+        output = experts.output(expert, activation)  # [rows, d_model]
         if watch_output is not None:
             watch_output(expert, token, output)
         output = output * weights[token, rank, None]

@@ -1,43 +1,45 @@
-"""Where a transformers model keeps its routed experts, and how to stand in for them."""
+"""Where a transformers model keeps its routed experts, and how to intercept them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 
 Handler = Callable[[int, Any, Any, Any, Callable[[], Any]], Any]
-"""``(which, hidden, top_k_index, top_k_weights, run) -> output [n, d]`` of the experts of MoE layer
-number ``which`` (counted over MoE layers); ``run()`` computes what the model would have."""
+"""Computes the routed experts of one MoE layer in place of the model.
+
+``handler(which, hidden [n, d], top_k_index [n, k], top_k_weights [n, k], run) -> output [n, d]``:
+``which`` counts MoE layers only; ``run()`` computes what the model itself would have.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class MoeLayer:
-    """One MoE layer: its place among the decoder layers, its whole block (router, experts and any
-    shared ones) and, inside that, the module of its routed experts.
-    """
+    """One MoE layer of a model."""
 
-    index: int
-    name: str
-    block: Any
-    experts: Any
+    index: int  # its place among all decoder layers
+    name: str  # of the module of its routed experts
+    block: Any  # the module of its router, experts and any shared ones
+    experts: Any  # the module of its routed experts, inside the block
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """Where a model's routed experts are: ``layers`` in order of execution."""
+class ExpertLayout:
+    """Where a model's routed experts are."""
 
-    n_layers: int
-    n_experts: int
-    layers: tuple[MoeLayer, ...]
+    n_layers: int  # decoder layers, dense ones too
+    n_experts: int  # routed experts of an MoE layer
+    layers: tuple[MoeLayer, ...]  # in order of execution
+    stack: str  # name of the list of decoder layers, such as "model.layers"
 
 
-def layout(model: Any) -> Layout:
-    """The MoE layers of a decoder-only transformers model.
+def expert_layout(model: Any) -> ExpertLayout:
+    """Find the MoE layers of a decoder-only transformers model.
 
     Raises CrispError, naming the model's class, for anything else: encoder-decoders, models of
     images or sound, models without routed experts, and experts that transformers does not reach
@@ -51,26 +53,27 @@ def layout(model: Any) -> Layout:
     if model.config.get_text_config() is not model.config:
         raise CrispError(f"{who}: is more than a language model; one of text alone was expected")
     modules = dict(model.named_modules())
-    names = [name for name, module in modules.items() if _common(module)]
+    names = [name for name, module in modules.items() if _has_common_interface(module)]
     if not names:
-        strange = next((m for m in modules.values() if "Experts" in type(m).__name__), None)
-        if strange is not None:
+        unknown = next((m for m in modules.values() if "Experts" in type(m).__name__), None)
+        if unknown is not None:
             raise CrispError(
-                f"{who}: its {type(strange).__name__} does not use transformers' common experts "
+                f"{who}: its {type(unknown).__name__} does not use transformers' common experts "
                 "interface and is not understood"
             )
         raise CrispError(f"{who}: has no routed experts; a Mixture-of-Experts model was expected")
 
-    lists = {name: _stack(name, modules) for name in names}
-    stacks = {found[0] for found in lists.values() if found is not None}
+    positions = {name: _position(name, modules) for name in names}
+    stacks = {position.stack for position in positions.values() if position is not None}
     layers = []
-    for name, found in lists.items():
-        if found is None or len(stacks) > 1 or found[2]:
+    for name, position in positions.items():
+        if position is None or len(stacks) > 1 or position.without_block:
             raise CrispError(
                 f"{who}: the place of {name} is not understood; "
                 "an MoE block inside one list of decoder layers was expected"
             )
-        layers.append(MoeLayer(found[1], name, modules[name.rpartition(".")[0]], modules[name]))
+        block = modules[name.rpartition(".")[0]]
+        layers.append(MoeLayer(position.layer, name, block, modules[name]))
     if len({layer.index for layer in layers}) < len(layers):
         raise CrispError(f"{who}: has a layer with two groups of routed experts; one was expected")
     counts = {int(layer.experts.num_experts) for layer in layers}
@@ -79,50 +82,64 @@ def layout(model: Any) -> Layout:
             f"{who}: its layers have {sorted(counts)} experts; one number was expected"
         )
     ordered = tuple(sorted(layers, key=lambda layer: layer.index))
-    return Layout(len(modules[stacks.pop()]), counts.pop(), ordered)
+    stack = stacks.pop()
+    return ExpertLayout(len(modules[stack]), counts.pop(), ordered, stack)
 
 
-def _common(module: Any) -> bool:
-    """Whether this module's class hands its forward to an experts registry of transformers."""
-    interface = need("transformers.integrations.moe").ExpertsInterface
+def _has_common_interface(module: Any) -> bool:
+    """Return whether the module's class hands its forward to transformers' experts registry."""
+    interface = import_extra("transformers.integrations.moe").ExpertsInterface
     cells = getattr(type(module).forward, "__closure__", None) or ()
     return any(isinstance(cell.cell_contents, interface) for cell in cells)
 
 
-def _stack(name: str, modules: dict[str, Any]) -> tuple[str, int, bool] | None:
-    """The outermost list of layers around a module: its name, the position in it, and whether the
-    experts hang on the layer itself, with no block in between that could be called alone.
-    """
+class _Position(NamedTuple):
+    """The place of a module in the outermost list of layers around it."""
+
+    stack: str  # name of the list
+    layer: int  # which of its layers
+    without_block: bool  # it hangs on the layer itself: no block that could be called alone
+
+
+def _position(name: str, modules: dict[str, Any]) -> _Position | None:
+    """Return the place of the module ``name``; None outside any list of layers."""
     parts = name.split(".")
     for depth in range(1, len(parts)):
-        if isinstance(modules[".".join(parts[:depth])], need("torch.nn").ModuleList):
-            return ".".join(parts[:depth]), int(parts[depth]), depth + 2 == len(parts)
+        stack = ".".join(parts[:depth])
+        if isinstance(modules[stack], import_extra("torch.nn").ModuleList):
+            return _Position(stack, int(parts[depth]), depth + 2 == len(parts))
     return None
 
 
 @contextmanager
-def handling(found: Layout, handler: Handler) -> Iterator[None]:
-    """Let ``handler`` stand in for every routed-experts module; on leaving, all is as before.
+def intercept_experts(layout: ExpertLayout, handler: Handler) -> Iterator[None]:
+    """Let ``handler`` compute every routed-experts module within the block.
 
     An implementation set by ``model.set_experts_implementation`` stays set and is what ``run``
     calls; a forward somebody else put on the module (offloading hooks) is kept as well.
     """
-    with ExitStack() as undo:
-        for which, layer in enumerate(found.layers):
-            undo.callback(restore, layer.experts, layer.experts.__dict__.get("forward"))
-            layer.experts.forward = _standing_in(which, layer.experts.forward, handler)
+    with ExitStack() as stack:
+        for which, layer in enumerate(layout.layers):
+            forward = _intercepted(which, layer.experts.forward, handler)
+            stack.enter_context(replaced_forward(layer.experts, forward))
         yield
 
 
-def _standing_in(which: int, forward: Callable[..., Any], handler: Handler) -> Callable[..., Any]:
-    def stand_in(hidden: Any, index: Any, weights: Any) -> Any:
+def _intercepted(which: int, forward: Callable[..., Any], handler: Handler) -> Callable[..., Any]:
+    def call_handler(hidden: Any, index: Any, weights: Any) -> Any:
         return handler(which, hidden, index, weights, lambda: forward(hidden, index, weights))
 
-    return stand_in
+    return call_handler
 
 
-def restore(module: Any, forward: Callable[..., Any] | None) -> None:
-    """Take away the forward put on a module; there was ``forward`` before, or none."""
-    del module.forward
-    if forward is not None:
-        module.forward = forward
+@contextmanager
+def replaced_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """Give ``module`` another forward within the block, and its own again afterwards."""
+    before = module.__dict__.get("forward")  # None unless somebody replaced the class's
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before

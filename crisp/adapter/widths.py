@@ -1,4 +1,4 @@
-"""A policy's widths, executed by the real model."""
+"""Execution of a policy's widths by a real model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crisp.adapter.experts import Experts, execute
-from crisp.adapter.layout import Layout, handling, layout
-from crisp.adapter.record import ranked
+from crisp.adapter.layout import ExpertLayout, expert_layout, intercept_experts
+from crisp.adapter.record import rank_by_weight
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
 from crisp.policy.widths.base import ResidencyWidths
@@ -24,24 +24,28 @@ from crisp.scheduler.untimed import Replay
 from crisp.scheduler.workload import union
 
 Watch = Callable[[int, NDArray[np.int16], NDArray[np.float16], NDArray[np.int16]], None]
-"""``(which, experts [n, k] by descending weight, weights [n, k], widths [n, k] in blocks)``."""
+"""Called with ``(which, experts [n, k] by descending weight, weights [n, k], widths [n, k] in
+blocks)`` before MoE layer number ``which`` computes."""
 
 
 @dataclass
-class Tally:
-    """What has been executed since the policy was attached; n rows make n * layers events."""
+class ExecutionTally:
+    """Counts of what a model has executed since a policy was attached.
 
-    rows: int = 0  # tokens fed
-    touched: int = 0  # blocks, summed over every (token, layer, expert)
+    The last four are those of the budget's cache, and None without a budget.
+    """
+
+    rows: int = 0  # tokens fed; each is one event in every MoE layer
+    touched: int = 0  # blocks executed, summed over every (token, layer, expert)
     skipped: int = 0  # (token, layer, expert)s of width 0
-    tasks: int | None = None  # the rest: of the budget's cache, None without one
+    tasks: int | None = None
     hits: int | None = None
     partial_hits: int | None = None
     blocks_loaded: int | None = None
 
 
-class Attached:
-    """A model that executes a policy's widths until it is detached; see `attach`."""
+class AttachedPolicy:
+    """A policy attached to a model, which executes its widths until `detach`; see `attach`."""
 
     def __init__(
         self,
@@ -53,19 +57,19 @@ class Attached:
         budget: Budget | None,
         watch: Watch | None,
     ) -> None:
-        found = layout(model)
+        layout = expert_layout(model)
         if spec is None:
             spec = ModelSpec.from_config(model.config.to_dict())
-        self._experts = [Experts.of(layer) for layer in found.layers]
-        _check(found, self._experts, spec)
+        self._experts = [Experts.of(layer) for layer in layout.layers]
+        _check(layout, self._experts, spec)
         if profile is None and policy.width.counted:
             raise CrispError(
                 f"policy {policy.name}: width {policy.width_name} needs counts of combinations"
             )
         counts = profile or Profile.empty(spec)
-        self.spec, self.policy, self.tally = spec, policy, Tally()
-        self._names = [layer.name for layer in found.layers]
-        self._layers = [layer.index for layer in found.layers]
+        self.spec, self.policy, self.tally = spec, policy, ExecutionTally()
+        self._names = [layer.name for layer in layout.layers]
+        self._layers = [layer.index for layer in layout.layers]
         self._widths = policy.width.bind(spec, counts, True)
         self._replay = None if budget is None else Replay(spec, policy, budget, counts)
         if self._replay is None and self._widths.residency:
@@ -73,15 +77,15 @@ class Attached:
                 f"policy {policy.name}: its widths depend on what is resident; give a budget"
             )
         self._renormalize, self._watch = renormalize, watch
-        self._upto = np.array([spec.neurons(0, b) for b in range(spec.n_blocks + 1)])
-        self._handling = handling(found, self._run)
-        self._handling.__enter__()
+        self._neurons = np.array([spec.neurons(0, b) for b in range(spec.n_blocks + 1)])
+        self._interception = intercept_experts(layout, self._run)
+        self._interception.__enter__()
 
     def detach(self) -> None:
-        """Make the model as it was; more than once does no harm."""
-        self._handling.__exit__(None, None, None)
+        """Restore the model; calling this again has no effect."""
+        self._interception.__exit__(None, None, None)
 
-    def __enter__(self) -> Attached:
+    def __enter__(self) -> AttachedPolicy:
         return self
 
     def __exit__(
@@ -93,27 +97,30 @@ class Attached:
         self.detach()
 
     def _run(self, which: int, hidden: Any, index: Any, weights: Any, _: Any) -> Any:
-        """The Handler: widths from the policy, then the experts at those widths."""
-        torch = need("torch")
+        """Ask the policy for widths and execute the experts at those widths: the Handler."""
+        torch = import_extra("torch")
         experts = self._experts[which]
         with torch.no_grad():
-            ids, w, rank = ranked(index, weights, experts.n_experts, self._names[which])
-            half = w.astype(np.float16)  # as a trace has them: both decide alike
-            blocks = self._blocks(self._layers[which], ids, half)
+            ids, w, rank = rank_by_weight(index, weights, experts.n_experts, self._names[which])
+            half = w.astype(np.float16)  # the type of weights in a trace: the same decisions
+            blocks = self._blocks(self._layers[which], ids, half)  # [n, k]
             self._count(which, ids, blocks)
             if self._watch is not None:
                 self._watch(which, ids, half, blocks)
-            neurons = np.empty(rank.shape, np.int64)
-            np.put_along_axis(neurons, rank, self._upto[blocks], 1)
-        asked = torch.from_numpy(neurons).to(index.device)
+            by_rank = np.empty(rank.shape, np.int64)  # [n, k] in the router's columns
+            np.put_along_axis(by_rank, rank, self._neurons[blocks], 1)
+        neurons = torch.from_numpy(by_rank).to(index.device)
         if self._renormalize:
-            weights = redistribute(weights, asked > 0)
-        return execute(experts, hidden, index, weights, asked)
+            weights = redistribute(weights, neurons > 0)
+        return execute(experts, hidden, index, weights, neurons)
 
     def _blocks(
         self, layer: int, ids: NDArray[np.int16], weights: NDArray[np.float16]
     ) -> NDArray[np.int16]:
-        """Widths [n, k]; with a budget, row by row through its cache: each row is an event."""
+        """Return widths [n, k] in blocks.
+
+        With a budget rows pass through its cache one by one: each is an event of its own.
+        """
         replay = self._replay
         if replay is None:
             return self._widths.widths(layer, ids, weights, None)
@@ -123,16 +130,16 @@ class Attached:
                 "resident depends on the order of layers; feed one at a time"
             )
         if not self._widths.residency:
-            found = self._widths.widths(layer, ids, weights, None)
-            for own, asked in zip(ids.tolist(), found.tolist(), strict=True):
-                replay.run(layer, union([own], [asked]))
-            return found
+            widths = self._widths.widths(layer, ids, weights, None)
+            for row, row_widths in zip(ids.tolist(), widths.tolist(), strict=True):
+                replay.run(layer, union([row], [row_widths]))
+            return widths
         wanted = cast(ResidencyWidths, self._widths).wanted(layer, ids, weights).tolist()
-        widths = []
-        for own, bits in zip(ids.tolist(), wanted, strict=True):
-            widths.append(row_on(own, replay.resident(layer), bits))
-            replay.run(layer, union([own], widths[-1:]))
-        return np.array(widths, np.int16)
+        widths_so_far = []
+        for row, bits in zip(ids.tolist(), wanted, strict=True):
+            widths_so_far.append(row_on(row, replay.resident(layer), bits))
+            replay.run(layer, union([row], widths_so_far[-1:]))
+        return np.array(widths_so_far, np.int16)
 
     def _count(self, which: int, ids: NDArray[np.int16], blocks: NDArray[np.int16]) -> None:
         tally = self.tally
@@ -155,48 +162,51 @@ def attach(
     renormalize: bool = False,
     budget: Budget | None = None,
     watch: Watch | None = None,
-) -> Attached:
-    """Let ``model`` execute every routed (token, expert) at the width ``policy`` gives it.
+) -> AttachedPolicy:
+    """Make ``model`` execute every routed (token, expert) at the width ``policy`` gives it.
 
-    At once, until `Attached.detach` or the end of a ``with`` block. Shared experts and everything
-    else stay untouched; at full width the logits are those of transformers' ``eager`` experts, to
-    the bit on a CPU in float32.
+    This takes effect at once and lasts until `AttachedPolicy.detach` or the end of a ``with``
+    block. Shared experts and everything else stay untouched; at full width the logits are those of
+    transformers' ``eager`` experts, to the bit on a CPU in float32.
 
-    profile: counts of combinations, for widths that need them. spec: the model's geometry, where
-    another block than the default, or a family CRISP does not read; default: from its config.
+    profile: counts of combinations, for widths that need them. spec: the model's geometry, needed
+    for a block other than the default and for a family CRISP does not read; None: from its config.
     renormalize: give the weight of skipped experts to the token's others (the paper is silent;
     default: it is dropped). budget: replay the policy's cache, each token of each layer an event in
-    the order in which they are fed: for widths that look at residency, and to count loads.
+    the order in which they are fed: for widths that look at residency, and to count loads. watch:
+    called with the routing and the widths of every layer, see `Watch`.
 
     Raises CrispError for a model, a spec or a policy that do not go together.
     """
-    return Attached(model, policy, profile, spec, renormalize, budget, watch)
+    return AttachedPolicy(model, policy, profile, spec, renormalize, budget, watch)
 
 
 def redistribute(weights: Any, kept: Any) -> Any:
-    """Weights [n, k] with those of skipped experts given to the token's others, in proportion.
+    """Return weights [n, k], those of skipped experts given to the token's others in proportion.
 
-    A token that keeps none gets zeros.
+    kept: bool [n, k]. A token that keeps no expert gets zeros.
 
     >>> import torch
     >>> redistribute(torch.tensor([[.6, .2, .2]]), torch.tensor([[True, True, False]]))
     tensor([[0.7500, 0.2500, 0.0000]])
     """
-    own = weights * kept
-    total, left = weights.sum(1, keepdim=True), own.sum(1, keepdim=True)
-    scaled = own * (total / left).nan_to_num(0, 0, 0)
+    remaining = weights * kept  # [n, k]
+    before, after = weights.sum(1, keepdim=True), remaining.sum(1, keepdim=True)  # [n, 1]
+    scaled = remaining * (before / after).nan_to_num(0, 0, 0)
     # Where nothing was skipped nothing may change, not even by rounding.
-    return need("torch").where(kept.all(1, keepdim=True), weights, scaled)
+    return import_extra("torch").where(kept.all(1, keepdim=True), weights, scaled)
 
 
-def _check(found: Layout, experts: list[Experts], spec: ModelSpec) -> None:
-    """Raise CrispError unless the geometry is the model's."""
-    layers = tuple(layer.index for layer in found.layers)
-    for what, own, said in (
-        ("layers", found.n_layers, spec.n_layers),
+def _check(layout: ExpertLayout, experts: list[Experts], spec: ModelSpec) -> None:
+    """Raise CrispError unless ``spec`` is the geometry of the model."""
+    layers = tuple(layer.index for layer in layout.layers)
+    for what, in_model, in_spec in (
+        ("layers", layout.n_layers, spec.n_layers),
         ("MoE layers", layers, spec.moe_layers),
-        ("experts a layer", found.n_experts, spec.n_experts),
+        ("experts a layer", layout.n_experts, spec.n_experts),
         ("neurons of an expert", experts[0].d_ff, spec.d_ff),
     ):
-        if own != said:
-            raise CrispError(f"model {spec.name}: has {own} {what}, its geometry says {said}")
+        if in_model != in_spec:
+            raise CrispError(
+                f"model {spec.name}: has {in_model} {what}, its geometry says {in_spec}"
+            )

@@ -1,1 +1,1 @@
-"""Checkpoints on disk and models loaded from them."""
+"""Checkpoints on disk, and models loaded from them whole or one layer at a time."""

@@ -1,8 +1,8 @@
-"""A checkpoint's tensors as the model has them in memory: experts fused, names of its modules.
+"""The tensors of a model, made from those of its checkpoint: experts fused, modules' names.
 
 The rules are transformers' own, those by which it loads a model. Here they are applied to some of
-the tensors at a time, to experts one after the other. Reading maps the files, so that what is on
-disk takes no memory of its own.
+the tensors at a time, to experts one after the other. The files are mapped, so that what is on disk
+takes no memory of its own.
 """
 
 from __future__ import annotations
@@ -19,70 +19,75 @@ from safetensors import SafetensorError, safe_open
 
 from crisp.checkpoint.files import Checkpoint
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 
-Read = Callable[[str], Any]  # name in the checkpoint -> tensor
+ReadTensor = Callable[[str], Any]
+"""``read(name in the checkpoint) -> tensor``"""
 
 
 @dataclass(eq=False)
-class _Piece:
-    """Tensors of the checkpoint that become one tensor of the model, or several."""
+class _TensorGroup:
+    """Tensors of the checkpoint that together become one or several tensors of the model."""
 
-    target: str  # the first of them
+    target: str  # name of the first tensor of the model
     converter: Any  # transformers' WeightConverter; None: the tensor as it is
-    sources: dict[str, list[str]] = field(default_factory=dict)  # by pattern of the converter
+    sources: dict[str, list[str]] = field(default_factory=dict)  # names, by converter pattern
     stacked: bool = False  # entry e of the result comes from the e-th of each pattern's alone
 
     def __str__(self) -> str:
-        names = [name for each in self.sources.values() for name in each]
+        names = [name for sources in self.sources.values() for name in sources]
         return f"tensor {names[0]!r}" + (f" and {len(names) - 1} like it" if names[1:] else "")
 
 
 class Conversion:
-    """From ``checkpoint`` to ``model``, which is on the meta device and stays there.
+    """Converts the tensors of ``checkpoint`` to those of ``model``, which stays on the meta device.
 
-    Raises CrispError, naming folder and tensor, if some are missing, left over, of another shape
-    than the config says, or there in two spellings; nothing is read for that.
+    Raises CrispError, naming folder and tensor, if tensors are missing, left over, of another shape
+    than the config says, or there in two spellings; no tensor is read for that.
     """
 
     def __init__(self, model: Any, checkpoint: Checkpoint) -> None:
         self._model, self._checkpoint = model, checkpoint
         self._empty: dict[str, Any] = dict(model.state_dict())  # name in the model -> meta tensor
-        self._pieces = self._plan()
+        self._groups = self._plan()
 
     def tensors(self, names: Collection[str]) -> Iterator[tuple[str, Any]]:
-        """(name, tensor) of these tensors of the model, in memory, in the type the model has."""
-        torch = need("torch")
+        """Yield (name, tensor) of these tensors of the model, in memory, in the model's type."""
+        torch = import_extra("torch")
         with self._reader() as read:
-            for piece in self._pieces.values():
-                if piece.target in names and piece.stacked:
-                    whole = torch.empty_like(self._empty[piece.target], device="cpu")
+            for group in self._groups.values():
+                if group.target in names and group.stacked:
+                    whole = torch.empty_like(self._empty[group.target], device="cpu")
                     for part in range(len(whole)):
-                        whole[part].copy_(self._convert(piece, part, read)[piece.target][0])
-                    yield piece.target, whole
-                elif piece.target in names:
-                    for name, tensor in self._convert(piece, None, read).items():
+                        whole[part].copy_(self._convert(group, part, read)[group.target][0])
+                    yield group.target, whole
+                elif group.target in names:
+                    for name, tensor in self._convert(group, None, read).items():
                         whole = torch.empty_like(self._empty[name], device="cpu")
                         yield name, whole.copy_(tensor)
 
     def mapped(self, name: str) -> Any:
-        """This tensor of the model as it lies in its file, in its type there; None if it does not
-        lie there as it is.
+        """Return a tensor of the model mapped from its file, in its type there.
+
+        None if the file does not hold it as the model has it.
         """
-        piece = self._pieces.get(name)
-        if piece is None or piece.converter is not None:
+        group = self._groups.get(name)
+        if group is None or group.converter is not None:
             return None
         with self._reader() as read:
-            return self._convert(piece, None, read)[name]
+            return self._convert(group, None, read)[name]
 
-    def _plan(self) -> dict[str, _Piece]:
-        """By the (first) tensor of the model that is made, what it is made from."""
-        loading = need("transformers.core_model_loading")
-        rules = need("transformers.conversion_mapping").get_model_conversion_mapping(self._model)
+    def _plan(self) -> dict[str, _TensorGroup]:
+        """Return the groups of tensors by name of the (first) tensor of the model they become."""
+        loading = import_extra("transformers.core_model_loading")
+        rules = import_extra("transformers.conversion_mapping").get_model_conversion_mapping(
+            self._model
+        )
         renamings = [rule for rule in rules if isinstance(rule, loading.WeightRenaming)]
         converters = [rule for rule in rules if isinstance(rule, loading.WeightConverter)]
         by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
-        base, pieces, unknown = self._model.base_model_prefix, dict[str, _Piece](), set[str]()
+        base = self._model.base_model_prefix
+        groups, unknown = dict[str, _TensorGroup](), set[str]()
         for name in sorted(self._checkpoint.tensors, key=loading.dot_natural_key):
             target, pattern = loading.rename_source_key(
                 name, renamings, converters, base, self._empty
@@ -92,27 +97,28 @@ class Conversion:
             if target not in self._empty:
                 unknown.add(target)
                 continue
-            piece = pieces.setdefault(target, _Piece(target, by_pattern.get(pattern)))
-            if piece.converter is not by_pattern.get(pattern) or (piece.sources and not pattern):
+            group = groups.setdefault(target, _TensorGroup(target, by_pattern.get(pattern)))
+            if group.converter is not by_pattern.get(pattern) or (group.sources and not pattern):
                 raise CrispError(
-                    f"{self._checkpoint.where(name)}: makes {target}, and so does {piece}"
+                    f"{self._checkpoint.where(name)}: makes {target}, and so does {group}"
                 )
-            piece.sources.setdefault(pattern or name, []).append(name)
-        self._check(pieces, unknown)
-        return pieces
+            group.sources.setdefault(pattern or name, []).append(name)
+        self._check(groups, unknown)
+        return groups
 
-    def _check(self, pieces: dict[str, _Piece], unknown: set[str]) -> None:
-        folder, made = self._checkpoint.folder, set[str]()
-        for piece in pieces.values():
-            for target, shape in self._shapes(piece).items():
-                made.add(target)
+    def _check(self, groups: dict[str, _TensorGroup], unknown: set[str]) -> None:
+        """Raise CrispError unless the groups make exactly the model's tensors."""
+        folder, targets = self._checkpoint.folder, set[str]()
+        for group in groups.values():
+            for target, shape in self._shapes(group).items():
+                targets.add(target)
                 expected = self._empty[target].shape
                 if shape != expected:
                     raise CrispError(
-                        f"{folder}: {piece}: {target} becomes {list(shape)}; {list(expected)} was "
+                        f"{folder}: {group}: {target} becomes {list(shape)}; {list(expected)} was "
                         "expected from the config"
                     )
-        missing = self._empty.keys() - made - self._model.all_tied_weights_keys.keys()
+        missing = self._empty.keys() - targets - self._model.all_tied_weights_keys.keys()
         keys = SimpleNamespace(missing_keys=missing, unexpected_keys=unknown)
         self._model._adjust_missing_and_unexpected_keys(keys)  # each family knows exceptions
         if keys.missing_keys:
@@ -122,46 +128,49 @@ class Conversion:
                 f"{folder}: holds {min(keys.unexpected_keys)}, which the model does not have"
             )
 
-    def _shapes(self, piece: _Piece) -> dict[str, Any]:
-        """What becomes of a piece; finds out on the way whether it can be made in parts."""
-        torch, tensors = need("torch"), self._checkpoint.tensors
+    def _shapes(self, group: _TensorGroup) -> dict[str, Any]:
+        """Return name and shape of each tensor that the group becomes.
+
+        On the way ``group.stacked`` is set where the tensor can be made in parts.
+        """
+        torch, tensors = import_extra("torch"), self._checkpoint.tensors
 
         def read(name: str) -> Any:
             return torch.empty(tensors[name].shape, device="meta")
 
-        expected = self._empty[piece.target].shape
-        counts = {len(names) for names in piece.sources.values()}
-        alike = all(
-            len({tensors[name].shape for name in names}) == 1 for names in piece.sources.values()
+        expected = self._empty[group.target].shape
+        counts = {len(names) for names in group.sources.values()}
+        same_shape = all(
+            len({tensors[name].shape for name in names}) == 1 for names in group.sources.values()
         )
-        if piece.converter is not None and alike and counts == {expected[0]}:
-            part = {name: one.shape for name, one in self._convert(piece, 0, read).items()}
-            piece.stacked = part == {piece.target: (1, *expected[1:])}
-        if piece.stacked:
-            return {piece.target: expected}
-        return {name: one.shape for name, one in self._convert(piece, None, read).items()}
+        if group.converter is not None and same_shape and counts == {expected[0]}:
+            part = {name: x.shape for name, x in self._convert(group, 0, read).items()}
+            group.stacked = part == {group.target: (1, *expected[1:])}
+        if group.stacked:
+            return {group.target: expected}
+        return {name: x.shape for name, x in self._convert(group, None, read).items()}
 
-    def _convert(self, piece: _Piece, part: int | None, read: Read) -> dict[str, Any]:
-        """The tensors of the model that a piece becomes, or entry ``part`` of a stacked one."""
-        if piece.converter is None:
-            (names,) = piece.sources.values()
-            return {piece.target: read(names[0])}
-        converter = deepcopy(piece.converter)
-        for pattern, names in piece.sources.items():
+    def _convert(self, group: _TensorGroup, part: int | None, read: ReadTensor) -> dict[str, Any]:
+        """Return the tensors that the group becomes, or entry ``part`` of a stacked one."""
+        if group.converter is None:
+            (names,) = group.sources.values()
+            return {group.target: read(names[0])}
+        converter = deepcopy(group.converter)
+        for pattern, names in group.sources.items():
             for name in names if part is None else names[part : part + 1]:
-                converter.add_tensor(piece.target, name, pattern, read(name))
+                converter.add_tensor(group.target, name, pattern, read(name))
         try:
-            made = converter.convert(piece.target, model=self._model, config=self._model.config)
+            tensors = converter.convert(group.target, model=self._model, config=self._model.config)
         except (RuntimeError, ValueError, IndexError) as error:
             raise CrispError(
-                f"{self._checkpoint.folder}: {piece}: cannot become {piece.target}: "
+                f"{self._checkpoint.folder}: {group}: cannot become {group.target}: "
                 f"{' '.join(str(error).split())[:120]}"
             ) from error
-        return {name: one[0] if isinstance(one, list) else one for name, one in made.items()}
+        return {name: x[0] if isinstance(x, list) else x for name, x in tensors.items()}
 
     @contextmanager
-    def _reader(self) -> Iterator[Read]:
-        """``read(name)`` gives a tensor of the checkpoint, mapped from its file."""
+    def _reader(self) -> Iterator[ReadTensor]:
+        """Provide ``read(name)``, which maps a tensor of the checkpoint from its file."""
         opened = dict[Path, Any]()
         with ExitStack() as stack:
 

@@ -1,8 +1,8 @@
 """DeepSeek-MoE-16B (``model_type: deepseek``), for which transformers has no class.
 
 Plain Llama attention; the first layers have a dense FFN, the others routed experts beside shared
-ones. Everything but the MoE block and the choice of FFN is transformers' own: the experts are its
-common experts module, so that whatever reaches that reaches this model as well.
+ones. Everything but the MoE block and the choice of FFN is transformers' own. The experts are its
+common experts module, so that whatever works with that works with this model as well.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 from typing import Any
 
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 
 
 def register() -> None:
-    """Make ``deepseek`` known to AutoConfig and AutoModelForCausalLM, with its published names.
+    """Register ``deepseek`` with AutoConfig and AutoModelForCausalLM, with its published names.
 
     The checkpoint's one tensor per expert is fused on loading and split again by
-    ``save_pretrained``. A config that asks for another score than softmax raises CrispError when it
-    is read. Calling this again does nothing, nor does it where transformers has come to know it.
+    ``save_pretrained``. Reading a config whose router scores are not softmax raises CrispError.
+    Calling this again has no effect, nor has it where transformers knows the family itself.
     """
     for package in ("torch", "transformers"):
-        need(package)
+        import_extra(package)
     import transformers
 
     if "deepseek" in transformers.CONFIG_MAPPING:
@@ -34,7 +34,7 @@ def register() -> None:
     from transformers.utils.output_capturing import OutputRecorder
 
     class DeepseekConfig(transformers.LlamaConfig):  # type: ignore[misc]
-        """Llama's fields and those of the experts; defaults as published."""
+        """Llama's config fields and those of the experts; defaults as published."""
 
         model_type = "deepseek"
         attribute_map = {  # noqa: RUF012 -- as in every config of transformers
@@ -61,7 +61,7 @@ def register() -> None:
                 )
 
     class DeepseekMoe(nn.Module):  # type: ignore[misc]
-        """softmax(router) in float32, its top k as they are, and the shared experts added."""
+        """MoE block: softmax of the router in float32, top k as they are, plus shared experts."""
 
         def __init__(self, config: Any) -> None:
             super().__init__()
@@ -71,13 +71,13 @@ def register() -> None:
             self.shared_experts = qwen.Qwen2MoeMLP(config, shared) if shared else None
 
         def forward(self, hidden: Any) -> Any:
-            rows = hidden.view(-1, hidden.shape[-1])
-            _, weights, index = self.gate(rows)
+            rows = hidden.view(-1, hidden.shape[-1])  # [batch * positions, d]
+            _, weights, index = self.gate(rows)  # [batch * positions, k] each
             routed = self.experts(rows, index, weights).view_as(hidden)
             return routed if self.shared_experts is None else routed + self.shared_experts(hidden)
 
     class DeepseekLayer(llama.LlamaDecoderLayer):  # type: ignore[misc]
-        """Llama's layer, whose FFN is replaced where the config says so."""
+        """Llama's decoder layer with an MoE block as FFN where the config says so."""
 
         def __init__(self, config: Any, index: int) -> None:
             super().__init__(config, index)
@@ -98,7 +98,7 @@ def register() -> None:
             return True  # transformers looks for the decorator in this file, where it is not
 
     class DeepseekModel(DeepseekBase, olmoe.OlmoeModel):  # type: ignore[misc]
-        """OLMoE's forward (causal attention without a window) over layers of our own."""
+        """OLMoE's forward (causal attention without a window) over DeepSeek's layers."""
 
         def __init__(self, config: Any) -> None:
             transformers.PreTrainedModel.__init__(self, config)
@@ -113,7 +113,7 @@ def register() -> None:
             self.post_init()
 
     class DeepseekForCausalLM(DeepseekBase, olmoe.OlmoeForCausalLM):  # type: ignore[misc]
-        """The model and its head; OLMoE's forward, which adds the loss that balances experts."""
+        """Model and head; OLMoE's forward, which adds the loss that balances experts."""
 
         def __init__(self, config: Any) -> None:
             transformers.PreTrainedModel.__init__(self, config)

@@ -1,7 +1,7 @@
-"""A checkpoint in safetensors, known from its headers: where each tensor lies, none of it loaded.
+"""The safetensors files of a checkpoint: their headers, which say where each tensor lies.
 
 The folder holds ``model.safetensors``, or the shards that ``model.safetensors.index.json`` names,
-as transformers writes and reads them.
+as transformers writes and reads them. No tensor is loaded here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from crisp.checkpoint.streaming import Source, drained, parallel, plain
+from crisp.checkpoint.streaming import ByteSource, hash_tiles, map_in_threads, read_tiles
 from crisp.errors import CrispError
 from crisp.files import check_readable
 from crisp.profile.metadata import FILE
@@ -26,58 +26,53 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """A tensor of the checkpoint: ``offset`` is where its bytes begin in the file ``shard``.
-
-    ``dtype`` is spelled as in the header (``BF16``).
-    """
+class TensorEntry:
+    """A tensor of the checkpoint, as the header of its file describes it."""
 
     name: str
-    shard: str
-    dtype: str
+    shard: str  # name of its file
+    dtype: str  # spelled as in the header, such as BF16
     shape: tuple[int, ...]
-    offset: int
+    offset: int  # of its first byte in the file
     nbytes: int
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """The weights in ``folder``: file names of its shards, of their index (None without), and all
-    tensors by name, each shard's in the order of their bytes.
-    """
+    """The files with the weights of a model."""
 
     folder: Path
-    shards: tuple[str, ...]
-    index: str | None
-    tensors: Mapping[str, Tensor]
+    shards: tuple[str, ...]  # names of the files
+    index: str | None  # name of the file that says which shard has which tensor; None: one shard
+    tensors: Mapping[str, TensorEntry]  # by name, those of a shard in the order of their bytes
 
-    def within(self, shard: str) -> list[Tensor]:
-        """The tensors of one shard, in the order of their bytes."""
+    def tensors_of(self, shard: str) -> list[TensorEntry]:
+        """Return the tensors of one shard, in the order of their bytes."""
         return [tensor for tensor in self.tensors.values() if tensor.shard == shard]
 
     def where(self, name: str) -> str:
-        """The place of a tensor, for messages."""
+        """Return file and name of a tensor, for messages."""
         return f"{self.folder / self.tensors[name].shard}: tensor {name!r}"
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
-    """The checkpoint in ``folder``; only headers are read.
+    """Read the headers of the checkpoint in ``folder``.
 
     Raises CrispError, naming file and tensor, if the folder has no weights in safetensors, lacks a
     shard or a tensor that the index names, holds one that it does not name, is cut off, or if its
     config says that the weights are quantised.
     """
-    found = _headers(Path(folder))
-    path = found.folder / "config.json"
-    quantisation = _read_json(path).get("quantization_config")
-    if quantisation is not None:
-        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
-        raise quantised(str(path), f"quantization_config {method or 'of no named method'}")
-    return found
+    checkpoint = _read_headers(Path(folder))
+    path = checkpoint.folder / "config.json"
+    quantization = _read_json(path).get("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        raise quantised_error(str(path), f"quantization_config {method or 'of no named method'}")
+    return checkpoint
 
 
-def quantised(where: str, what: str) -> CrispError:
-    """The error for weights that are not plain floating-point numbers."""
+def quantised_error(where: str, what: str) -> CrispError:
+    """Return the error for weights that are not plain floating-point numbers."""
     return CrispError(
         f"{where}: {what}: quantised; only bf16/fp16/fp32 checkpoints can be prepared"
     )
@@ -91,88 +86,92 @@ def refuse_prepared(folder: str | Path) -> None:
 
 
 def weights_digest(folder: str | Path, progress: Callable[[int, int], None] | None = None) -> str:
-    """What identifies the weights in ``folder``, however they are spread over shards.
+    """Return a hash of the weights in ``folder`` that does not depend on their shards.
 
-    sha256, in hex, over (name, dtype, shape, XXH3 of the bytes) of all tensors by name.
-    ``progress(done, total)`` counts bytes. Reads every weight; raises CrispError as
-    ``open_checkpoint`` does, but asks no config.
+    It is the sha256, in hex, over (name, dtype, shape, XXH3 of the bytes) of all tensors by name.
+    Every weight is read; ``progress(done, total)`` counts bytes. Raises CrispError as
+    `open_checkpoint` does, but for what the config says.
     """
-    found = _headers(Path(folder))
-    total, done = sum(tensor.nbytes for tensor in found.tensors.values()), 0
-    sums: dict[str, str] = {}
-    for shard in found.shards:
-        tensors = found.within(shard)
-        with Source(found.folder / shard) as source:
+    checkpoint = _read_headers(Path(folder))
+    total, done = sum(tensor.nbytes for tensor in checkpoint.tensors.values()), 0
+    hashes: dict[str, str] = {}
+    for shard in checkpoint.shards:
+        tensors = checkpoint.tensors_of(shard)
+        with ByteSource(checkpoint.folder / shard) as source:
 
-            def digest(tensor: Tensor, source: Source = source) -> str:
-                return drained(plain(source, tensor.offset, tensor.nbytes))
+            def digest(tensor: TensorEntry, source: ByteSource = source) -> str:
+                return hash_tiles(read_tiles(source, tensor.offset, tensor.nbytes))
 
-            with closing(parallel(digest, tensors)) as results:
-                for tensor, own in zip(tensors, results, strict=True):
-                    sums[tensor.name] = own
+            with closing(map_in_threads(digest, tensors)) as results:
+                for tensor, result in zip(tensors, results, strict=True):
+                    hashes[tensor.name] = result
                     done += tensor.nbytes
                     if progress is not None:
                         progress(done, total)
-    return combined(found.tensors.values(), sums)
+    return combine_digests(checkpoint.tensors.values(), hashes)
 
 
-def combined(tensors: Iterable[Tensor], sums: Mapping[str, str]) -> str:
-    """``weights_digest`` from the hash of each tensor's bytes."""
+def combine_digests(tensors: Iterable[TensorEntry], hashes: Mapping[str, str]) -> str:
+    """Return `weights_digest` from the XXH3 of each tensor's bytes, by name."""
     whole = hashlib.sha256()
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):
-        entry = [tensor.name, tensor.dtype, list(tensor.shape), sums[tensor.name]]
+        entry = [tensor.name, tensor.dtype, list(tensor.shape), hashes[tensor.name]]
         whole.update(json.dumps(entry).encode() + b"\n")
     return whole.hexdigest()
 
 
-def _headers(folder: Path) -> Checkpoint:
+def _read_headers(folder: Path) -> Checkpoint:
+    """Return the checkpoint; CrispError unless its files are whole and agree with their index."""
     if not folder.is_dir():
         raise CrispError(f"{folder}: is no folder; one with a transformers checkpoint was expected")
     single, index = folder / SINGLE, folder / INDEX
     if single.exists() and index.exists():
         raise CrispError(f"{folder}: has both {SINGLE} and {INDEX}; one of them was expected")
     if single.exists():
-        return Checkpoint(folder, (SINGLE,), None, {x.name: x for x in _header(folder, SINGLE)})
+        return Checkpoint(
+            folder, (SINGLE,), None, {x.name: x for x in _read_header(folder, SINGLE)}
+        )
     if not index.exists():
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
         has = f"has only pickled weights ({pickled[0]})" if pickled else "has no weights"
         raise CrispError(f"{folder}: {has}; {SINGLE} or {INDEX} was expected")
-    return _sharded(folder, _weight_map(index))
+    return _read_sharded(folder, _read_weight_map(index))
 
 
-def _weight_map(path: Path) -> dict[str, str]:
-    """Tensor name -> file name, as the index says."""
-    named = _read_json(path).get("weight_map")
-    if not isinstance(named, dict) or not named:
+def _read_weight_map(path: Path) -> dict[str, str]:
+    """Return the file name of each tensor, as the index says."""
+    weight_map = _read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise CrispError(f"{path}: has no weight_map; the file of each tensor was expected")
-    for name, shard in named.items():
+    for name, shard in weight_map.items():
         if not isinstance(shard, str) or Path(shard).name != shard or shard == FILE:
             raise CrispError(f"{path}: places {name!r} in {shard!r}; a file beside it was expected")
-    return named
+    return weight_map
 
 
-def _sharded(folder: Path, named: dict[str, str]) -> Checkpoint:
-    shards = tuple(sorted(set(named.values())))
-    tensors: dict[str, Tensor] = {}
+def _read_sharded(folder: Path, weight_map: dict[str, str]) -> Checkpoint:
+    shards = tuple(sorted(set(weight_map.values())))
+    tensors: dict[str, TensorEntry] = {}
     for shard in shards:
-        expected = {name for name, place in named.items() if place == shard}
+        expected = {name for name, file in weight_map.items() if file == shard}
         if not (folder / shard).exists():
             raise CrispError(
                 f"{folder / shard}: is missing; {INDEX} places {len(expected)} tensors there, "
                 f"such as {min(expected)!r}"
             )
-        held = {tensor.name: tensor for tensor in _header(folder, shard)}
-        for name in sorted(expected - held.keys()):
+        in_file = {tensor.name: tensor for tensor in _read_header(folder, shard)}
+        for name in sorted(expected - in_file.keys()):
             raise CrispError(f"{folder / shard}: lacks {name!r}, which {INDEX} places there")
-        for name in sorted(held.keys() - expected):
+        for name in sorted(in_file.keys() - expected):
             raise CrispError(
                 f"{folder / shard}: holds {name!r}, which {INDEX} does not place there"
             )
-        tensors |= held
+        tensors |= in_file
     return Checkpoint(folder, shards, INDEX, tensors)
 
 
-def _header(folder: Path, shard: str) -> list[Tensor]:
+def _read_header(folder: Path, shard: str) -> list[TensorEntry]:
+    """Return the tensors of a file in the order of their bytes; CrispError if it is not whole."""
     path = folder / shard
     if not path.is_file():
         raise CrispError(f"{path}: is not a file; a safetensors file was expected")
@@ -191,11 +190,14 @@ def _header(folder: Path, shard: str) -> list[Tensor]:
     for name, entry in entries.items():
         begin, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
-        tensors.append(Tensor(name, shard, entry["dtype"], shape, 8 + size + begin, end - begin))
+        tensors.append(
+            TensorEntry(name, shard, entry["dtype"], shape, 8 + size + begin, end - begin)
+        )
     return sorted(tensors, key=lambda tensor: tensor.offset)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; CrispError for anything else."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""A transformers checkpoint, loaded with its tokenizer, or one line about what is wrong with it."""
+"""Loading of a transformers checkpoint with its tokenizer; errors are one line each."""
 
 from __future__ import annotations
 
@@ -12,47 +12,43 @@ from typing import Any
 
 import numpy as np
 
-from crisp.adapter import Experts, layout
+from crisp.adapter import Experts, expert_layout
 from crisp.checkpoint.deepseek import register
 from crisp.errors import CrispError
-from crisp.extras import need
-from crisp.model.quantization import dequantise, quantise
+from crisp.extras import import_extra
+from crisp.model.quantization import dequantize, quantize
 from crisp.model.spec import ModelSpec
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
-    """A model ready to run, and what a trace should say about it.
-
-    ``name`` is the folder's own name, or the hub's; ``spec`` is None for a family whose geometry
-    CRISP does not read; ``how`` says type, device and versions.
-    """
+class LoadedModel:
+    """A model ready to run, with what a trace records about it."""
 
     model: Any
     tokenizer: Any
-    name: str
-    revision: str | None
-    spec: ModelSpec | None
-    how: str
+    name: str  # of the folder, or on the hub
+    revision: str | None  # of the hub's repository
+    spec: ModelSpec | None  # None for a family whose geometry CRISP does not read
+    how: str  # type, device and versions
 
 
-def load(name: str) -> Loaded:
-    """The MoE language model in the folder ``name``, or of that name on the hub, in the type it was
-    published in, on the GPU if there is one.
+def load_model(name: str) -> LoadedModel:
+    """Load the MoE language model in the folder ``name``, or of that name on the hub.
 
-    Raises CrispError for what is not there, lacks weights or a tokenizer, holds weights that are
-    none of the model's, or is not understood (see ``crisp.adapter.layout``); the last is found
-    before any weight is read.
+    It keeps the type it was published in, and is put on the GPU if there is one. Raises CrispError
+    for a model that is not there, lacks weights or a tokenizer, holds weights that the config does
+    not know, or is not understood (see `crisp.adapter.expert_layout`); the last is found before any
+    weight is read.
     """
-    torch, transformers = need("torch"), need("transformers")
+    torch, transformers = import_extra("torch"), import_extra("transformers")
     folder, auto = Path(name), transformers.AutoModelForCausalLM
     config = load_config(name)
     with _quiet(transformers):
-        with one_line(name, f"model_type {config.model_type}"), torch.device("meta"):
-            layout(_skeleton(auto, config))
+        with one_line_errors(name, f"model_type {config.model_type}"), torch.device("meta"):
+            expert_layout(_without_weights(auto, config))
         tokenizer = load_tokenizer(name)
-        with one_line(name, "its weights"):
-            model, info = _weights(name, auto)
+        with one_line_errors(name, "its weights"):
+            model, info = _with_weights(name, auto)
     for keys, what in (
         ("missing_keys", "lacks {} of the model's weights"),
         ("unexpected_keys", "holds {} weights that the model does not have"),
@@ -60,7 +56,7 @@ def load(name: str) -> Loaded:
         if info[keys]:
             raise CrispError(f"{name}: {what.format(len(info[keys]))}, such as {min(info[keys])}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Loaded(
+    return LoadedModel(
         model=model.to(device).eval(),
         tokenizer=tokenizer,
         name=folder.resolve().name if folder.is_dir() else name,
@@ -71,63 +67,65 @@ def load(name: str) -> Loaded:
     )
 
 
-def in_float32(loaded: Loaded) -> Loaded:
-    """On a CPU, the model in float32, converted in place: there half precision is slow, and its
-    rounding would drown small losses. Elsewhere as it was published.
+def to_float32(loaded: LoadedModel) -> LoadedModel:
+    """Convert a model on a CPU to float32, in place; elsewhere it stays as it was published.
+
+    On a CPU half precision is slow, and its rounding would hide small losses.
     """
-    if loaded.model.device.type != "cpu" or loaded.model.dtype == need("torch").float32:
+    if loaded.model.device.type != "cpu" or loaded.model.dtype == import_extra("torch").float32:
         return loaded
-    published, on, where = loaded.how.partition(" on ")
-    how = f"float32 (published in {published}){on}{where}"
+    published, on, device = loaded.how.partition(" on ")
+    how = f"float32 (published in {published}){on}{device}"
     return dataclasses.replace(loaded, model=loaded.model.float(), how=how)
 
 
-def in_groups(loaded: Loaded, dtype: str) -> Loaded:
-    """With the routed experts' weights that a store of ``dtype`` holds (int8 or int4), put into the
-    model in place; it computes in its own type as before.
+def quantize_experts(loaded: LoadedModel, dtype: str) -> LoadedModel:
+    """Round the routed experts' weights, in place, to what a store of ``dtype`` holds.
 
-    Raises CrispError for weights too large for it.
+    dtype: int8 or int4. The model computes in its own type as before. Raises CrispError for weights
+    too large for ``dtype``.
     """
-    torch = need("torch")
+    torch = import_extra("torch")
     with torch.no_grad():
-        for layer in layout(loaded.model).layers:
+        for layer in expert_layout(loaded.model).layers:
             experts = Experts.of(layer)
             for expert in range(experts.n_experts):
-                for part in experts.neurons(expert):
-                    q, scales = quantise(part.float().cpu().numpy(), dtype)
+                for part in experts.neurons(expert):  # views [..., d_ff, d_model]
+                    q, scales = quantize(part.float().cpu().numpy(), dtype)
                     if not np.isfinite(scales).all():
                         raise CrispError(
                             f"{layer.name}: expert {expert} has weights too large for {dtype}"
                         )
-                    part.copy_(torch.from_numpy(dequantise(q, scales)))
+                    part.copy_(torch.from_numpy(dequantize(q, scales)))
             for bias in experts.biases():
                 bias.copy_(bias.half())
     return dataclasses.replace(loaded, how=f"{loaded.how}, experts in {dtype}")
 
 
 def load_config(name: str | Path) -> Any:
-    """The transformers config in the folder ``name``, or of that name on the hub.
+    """Return the transformers config in the folder ``name``, or of that name on the hub.
 
-    Families that transformers lacks and CRISP has are made known to it.
+    Families that CRISP has and transformers lacks are registered first.
     """
-    transformers = need("transformers")
+    transformers = import_extra("transformers")
     folder, name = Path(name), str(name)
     if not folder.is_dir() and (name.count("/") != 1 or folder.parent.is_dir() or name[0] in "/~"):
         raise CrispError(f"{name}: is no folder; one with a transformers checkpoint was expected")
     register()
     what = "its config" if folder.is_dir() else "no folder; asked the hub"
-    with _quiet(transformers), one_line(name, what):
+    with _quiet(transformers), one_line_errors(name, what):
         return transformers.AutoConfig.from_pretrained(name)
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """The tokenizer beside a model; CrispError if there is none."""
-    transformers = need("transformers")
-    with _quiet(transformers), one_line(str(name), "its tokenizer"):
+    """Return the tokenizer beside a model; CrispError if there is none."""
+    transformers = import_extra("transformers")
+    with _quiet(transformers), one_line_errors(str(name), "its tokenizer"):
         return transformers.AutoTokenizer.from_pretrained(name)
 
 
-def _skeleton(auto: Any, config: Any) -> Any:
+def _without_weights(auto: Any, config: Any) -> Any:
+    """Return the model that ``config`` describes, on the current (meta) device."""
     try:
         return auto.from_config(config)
     except ValueError as error:
@@ -138,7 +136,8 @@ def _skeleton(auto: Any, config: Any) -> Any:
         ) from error
 
 
-def _weights(name: str, auto: Any) -> tuple[Any, dict[str, Any]]:
+def _with_weights(name: str, auto: Any) -> tuple[Any, dict[str, Any]]:
+    """Return (model, transformers' report of missing and unexpected weights)."""
     try:
         model, info = auto.from_pretrained(name, dtype="auto", output_loading_info=True)
     except RuntimeError as error:  # says "see the above report", and is of no other use
@@ -149,6 +148,7 @@ def _weights(name: str, auto: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _spec(name: str, transformers: Any) -> ModelSpec | None:
+    """Return the model's geometry; None for a family that CRISP does not read."""
     folder = Path(name)
     file = folder / "config.json"
     if not folder.is_dir():
@@ -160,8 +160,8 @@ def _spec(name: str, transformers: Any) -> ModelSpec | None:
 
 
 @contextmanager
-def one_line(name: str, what: str) -> Iterator[None]:
-    """Whatever transformers raises about a checkpoint, as one line that names it."""
+def one_line_errors(name: str, what: str) -> Iterator[None]:
+    """Turn any error of transformers about the model ``name`` into a CrispError of one line."""
     try:
         yield
     except CrispError as error:
@@ -169,14 +169,25 @@ def one_line(name: str, what: str) -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:  # OSError, ValueError, KeyError, SafetensorError: no common base
-        reason = " ".join(str(error).split()) or type(error).__name__
-        reason = reason if len(reason) <= 160 else reason[:157] + "..."
-        raise CrispError(f"{name}: cannot be used ({what}): {reason}") from error
+        raise CrispError(f"{name}: cannot be used ({what}): {short_reason(error)}") from error
+
+
+def short_reason(error: Exception) -> str:
+    """Return an error's message as one line of at most 160 characters.
+
+    >>> short_reason(ValueError("no such\\n   layer"))
+    'no such layer'
+    """
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return reason if len(reason) <= 160 else reason[:157] + "..."
 
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """No progress bars and no advice of transformers and the hub: what matters is checked here."""
+    """Silence the progress bars and warnings of transformers and the hub.
+
+    What they would warn of is checked here.
+    """
     log = transformers.utils.logging
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     hub = logging.getLogger("huggingface_hub")

@@ -1,4 +1,4 @@
-"""Bytes of large files passing through: in tiles small enough to stay in a core's cache.
+"""Streaming of large files in tiles small enough to stay in a core's cache.
 
 Hashing takes about as long as everything else together, so tensors are worked on in parallel:
 reading, hashing and writing all let other threads run.
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 
 TILE = 1 << 18  # bytes; a tile that is read, reordered, hashed and written stays in a cache
 WORKERS = 4  # at most: each may hold one matrix
@@ -25,10 +25,11 @@ WORKERS = 4  # at most: each may hold one matrix
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Tiles = Iterator[NDArray[Any]]
+"""Consecutive pieces of a file; each is valid until the next is requested."""
 
 
-class Source:
-    """A file open for reading at any place, by several threads at once."""
+class ByteSource:
+    """A file open for reading at any offset, by several threads at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -57,8 +58,8 @@ class Source:
             view, offset = view[count:], offset + count
 
 
-def plain(source: Source, offset: int, nbytes: int) -> Tiles:
-    """The bytes as they are; each tile is valid until the next is asked for."""
+def read_tiles(source: ByteSource, offset: int, nbytes: int) -> Tiles:
+    """Yield ``nbytes`` bytes of the file from ``offset`` on, as they are."""
     buffer = np.empty(min(TILE, nbytes), np.uint8)
     for begin in range(0, nbytes, TILE):
         tile = buffer[: min(TILE, nbytes - begin)]
@@ -66,20 +67,21 @@ def plain(source: Source, offset: int, nbytes: int) -> Tiles:
         yield tile
 
 
-def drained(tiles: Tiles, file: int | None = None, offset: int = 0) -> str:
-    """XXH3 (128 bits) of the tiles' bytes, in hex; ``file`` gets them from ``offset`` on.
+def hash_tiles(tiles: Tiles, file: int | None = None, offset: int = 0) -> str:
+    """Return the XXH3 (128 bits) of the tiles' bytes, in hex.
 
-    It tells weights from others by accident as surely as SHA-256, in a tenth of the time, which
-    would be most of a copy's.
+    file: a descriptor that the bytes are written to, from ``offset`` on; None: they are only
+    hashed. Against accidental changes XXH3 protects as well as SHA-256, in a tenth of the time;
+    SHA-256 would take most of the time of a copy.
     """
-    digest = need("xxhash").xxh3_128()
+    digest = import_extra("xxhash").xxh3_128()
     for tile in tiles:
         digest.update(tile.data)
         if file is not None:
             _write(file, tile, offset)
             offset += tile.nbytes
-    found: str = digest.hexdigest()
-    return found
+    hexdigest: str = digest.hexdigest()
+    return hexdigest
 
 
 def _write(file: int, data: NDArray[Any], offset: int) -> None:
@@ -91,8 +93,8 @@ def _write(file: int, data: NDArray[Any], offset: int) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[int]:
-    """A new file, as a descriptor that several threads may write to at once."""
+def open_new_file(path: Path) -> Iterator[int]:
+    """Open a new file as a descriptor that several threads may write to at once."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         yield file
@@ -100,8 +102,11 @@ def writing(path: Path) -> Iterator[int]:
         os.close(file)
 
 
-def parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result]:
-    """Results in the order of ``items``; the first error ends everything that has not begun."""
+def map_in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result]:
+    """Yield ``work(item)`` in the order of ``items``, computed by up to four threads.
+
+    The first error cancels everything that has not begun.
+    """
     pool = ThreadPoolExecutor(min(WORKERS, len(os.sched_getaffinity(0))))
     try:
         yield from pool.map(work, items)

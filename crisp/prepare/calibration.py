@@ -1,4 +1,4 @@
-"""One pass over the calibration text, and all that preparation needs added up on the way.
+"""Calibration: one pass over a text, and the sums that preparation needs from it.
 
 Paper, section 4.1: how often combinations occur (stage 1) and how large every neuron's activation
 is (stage 2). Beside them the size of what each expert adds to a token, for the cheapest way of
@@ -16,27 +16,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crisp.adapter import Experts, MoeLayer, execute, handling, layout, ranked
-from crisp.checkpoint.windows import Windows
+from crisp.adapter import (
+    Experts,
+    MoeLayer,
+    execute,
+    expert_layout,
+    intercept_experts,
+    rank_by_weight,
+)
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 from crisp.files import atomic
 from crisp.profile.router_weights import BINS, histogram
+from crisp.text_windows import TokenWindows
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-BATCH_TOKENS = 4096  # of one forward pass, where windows are shorter than that
+BATCH_TOKENS = 4096  # tokens of one forward pass, where windows are shorter than that
 SAVE_EVERY = 32  # windows from one saved state to the next
-_ENTRIES = 1 << 16  # activations turned into float64 at a time: they stay in the cache
+_ENTRIES = 1 << 16  # activations converted to float64 at a time: they stay in the cache
 
 
 @dataclass(eq=False)
 class LayerSums:
-    """What has been added up about one MoE layer of E experts."""
+    """What calibration has added up about one MoE layer of E experts."""
 
     activation: Floats  # [E, d_ff]: sum of |activation| over the tokens routed to each expert
-    tokens: Ints  # [E]: how many these are
+    tokens: Ints  # [E]: tokens routed to each expert
     anchored: Ints  # [E, E]: tokens whose anchor is i and that have j beside it
     # [E, E]: over the tokens of pair {i, j}, sum of the norm of what expert i adds, weight included
     removed: Floats
@@ -44,7 +51,7 @@ class LayerSums:
 
     @classmethod
     def empty(cls, n_experts: int, d_ff: int) -> LayerSums:
-        """Before the first token."""
+        """Return the sums before the first token."""
         square = (n_experts, n_experts)
         return cls(
             activation=np.zeros((n_experts, d_ff)),
@@ -56,80 +63,86 @@ class LayerSums:
 
     @property
     def importance(self) -> Floats:
-        """Mean |activation| of each neuron (paper, Eq. 2): [E, d_ff], 0 where no token came."""
+        """Mean |activation| of each neuron (paper, Eq. 2): [E, d_ff], 0 if no token was routed."""
         return self.activation / np.maximum(self.tokens, 1)[:, None]
 
     @property
     def pair_counts(self) -> Ints:
-        """Tokens of each combination (i, j), at i < j only: [E, E]."""
+        """Number of tokens of each combination (i, j), at i < j only: [E, E]."""
         return np.triu(self.anchored + self.anchored.T, 1)
 
     def run(self, experts: Experts, hidden: Any, index: Any, weights: Any) -> Any:
-        """The experts' output [n, d_model] at full width, and their sums with these tokens in them.
+        """Return the experts' output [n, d_model] at full width, and add these tokens to the sums.
 
-        hidden [n, d_model], index and weights [n, k] as the router returned them. Raises CrispError
-        for NaN or infinite values: named by the expert they come from, or by the layer's input.
+        hidden [n, d_model]; index and weights [n, k]: as the router returned them. Raises
+        CrispError, naming the expert or the layer's input, for NaN or infinite values.
         """
-        torch = need("torch")
+        torch = import_extra("torch")
         if not bool(torch.isfinite(hidden).all()):
-            raise CrispError(f"{experts.name}: its input is not finite; {_BEFORE}")
-        sizes = np.zeros((hidden.shape[0], experts.n_experts))  # norm of each expert's output
+            raise CrispError(f"{experts.name}: its input is not finite; {_DAMAGED_BEFORE}")
+        sizes = np.zeros((hidden.shape[0], experts.n_experts))  # [n, E]: norm of each output
 
-        def neurons(expert: int, activation: Any) -> None:
+        def add_activation(expert: int, activation: Any) -> None:
             self.activation[expert] += _finite(experts, expert, _magnitude(activation))
 
-        def outputs(expert: int, tokens: Any, output: Any) -> None:
+        def keep_size(expert: int, tokens: Any, output: Any) -> None:
             norm = torch.linalg.vector_norm(output.detach().float(), dim=1)
             sizes[tokens.cpu().numpy(), expert] = _finite(experts, expert, norm)
 
-        result = execute(experts, hidden, index, weights, watch=neurons, watch_output=outputs)
-        ids, w, _ = ranked(index, weights, experts.n_experts, experts.name)
+        result = execute(
+            experts, hidden, index, weights, watch=add_activation, watch_output=keep_size
+        )
+        ids, w, _ = rank_by_weight(index, weights, experts.n_experts, experts.name)
         self.weighted += histogram(ids.astype(np.int64), w.astype(np.float16), len(self.tokens))
         self._count(ids.astype(np.int64), w * np.take_along_axis(sizes, np.maximum(ids, 0), 1))
         return result
 
     def _count(self, ids: Ints, added: Floats) -> None:
-        """Count experts and combinations: ids [n, k] by descending weight, -1 absent."""
+        """Count experts and combinations, and add up sizes by combination.
+
+        ids [n, k] by descending weight, -1 absent; added [n, k]: norm of what each expert adds.
+        """
         n = len(self.tokens)
         self.tokens += np.bincount(ids[ids >= 0], minlength=n)
         first, other = np.broadcast_arrays(ids[:, :1], ids[:, 1:])
         present = other >= 0
         first, other = first[present], other[present]
-        pair, turned = first * n + other, other * n + first
+        pair, reverse = first * n + other, other * n + first  # indices into [E * E]
         anchor = np.broadcast_to(added[:, :1], present.shape)[present]
         self.anchored += np.bincount(pair, minlength=n * n).reshape(n, n)
         self.removed += np.bincount(pair, anchor, n * n).reshape(n, n)
-        self.removed += np.bincount(turned, added[:, 1:][present], n * n).reshape(n, n)
+        self.removed += np.bincount(reverse, added[:, 1:][present], n * n).reshape(n, n)
 
 
-_BEFORE = "something in front of it is damaged"
+_DAMAGED_BEFORE = "something in front of it is damaged"
 
 
 def _magnitude(activation: Any) -> Any:
-    """Sum of |activation| [rows, neurons] over rows, in float64: [neurons]."""
+    """Return the sum of |activation| [rows, neurons] over rows, in float64: [neurons]."""
     rows = max(1, _ENTRIES // activation.shape[1])
-    wide = need("torch").float64
+    wide = import_extra("torch").float64
     parts = [part.abs().sum(0, dtype=wide) for part in activation.detach().split(rows)]
     return sum(parts[1:], parts[0])
 
 
 def _finite(experts: Experts, expert: int, values: Any) -> NDArray[Any]:
-    found: NDArray[Any] = values.cpu().numpy()
-    if not np.isfinite(found).all():
+    """Return ``values`` on the host; CrispError, naming the expert, if any is not finite."""
+    array: NDArray[Any] = values.cpu().numpy()
+    if not np.isfinite(array).all():
         raise CrispError(
             f"{experts.name}: expert {expert} gives values that are not finite from an input that "
             "is; NaN or infinite weights?"
         )
-    return found
+    return array
 
 
 @dataclass(eq=False)
-class Calibration:
-    """The sums of all MoE layers, by their place among the decoder layers."""
+class CalibrationSums:
+    """The sums of all MoE layers, and how much text is in them."""
 
-    layers: dict[int, LayerSums]
-    windows: int = 0  # how many have been read
-    tokens: int = 0  # that were fed
+    layers: dict[int, LayerSums]  # by place among the decoder layers
+    windows: int = 0  # read so far
+    tokens: int = 0  # read so far
 
     @property
     def unreached(self) -> list[tuple[int, int]]:
@@ -151,8 +164,8 @@ class Calibration:
             np.savez(file, read=np.array([self.windows, self.tokens]), **arrays)
 
     @classmethod
-    def load(cls, path: str | Path) -> Calibration:
-        """Raises CrispError for a file that is not whole or not one of these."""
+    def load(cls, path: str | Path) -> CalibrationSums:
+        """Read what `save` wrote; CrispError for a file that is damaged or another."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 layers = sorted({int(name.partition(".")[0]) for name in file if "." in name})
@@ -169,48 +182,49 @@ class Calibration:
 
 def calibrate(
     model: Any,
-    windows: Windows,
+    windows: TokenWindows,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    state: Calibration | None = None,
-    save: Callable[[Calibration], None] | None = None,
-) -> Calibration:
+    state: CalibrationSums | None = None,
+    save: Callable[[CalibrationSums], None] | None = None,
+) -> CalibrationSums:
     """Read all ``windows`` with ``model`` once and add up what its experts do.
 
-    progress: told (tokens read, tokens in all). state: sums to go on from, as ``save`` was given
-    them: every 32 windows or so. Going on gives what reading in one go gives, to the bit.
-    Raises CrispError for a model not understood, a state of another model, and damaged weights.
+    progress: called with (tokens read, tokens in all). save: called with the sums about every 32
+    windows. state: sums that ``save`` was given, to resume from; the result is the same to the bit
+    as without an interruption. Raises CrispError for a model not understood, a state of another
+    model, and damaged weights.
     """
-    found = layout(model)
-    experts = [Experts.of(layer) for layer in found.layers]
+    layout = expert_layout(model)
+    experts = [Experts.of(layer) for layer in layout.layers]
     if state is None:
-        state = Calibration(
+        state = CalibrationSums(
             {
-                layer.index: LayerSums.empty(one.n_experts, one.d_ff)
-                for layer, one in zip(found.layers, experts, strict=True)
+                layer.index: LayerSums.empty(layer_experts.n_experts, layer_experts.d_ff)
+                for layer, layer_experts in zip(layout.layers, experts, strict=True)
             }
         )
-    _check(state, found.layers, experts)
-    sums = [state.layers[layer.index] for layer in found.layers]
+    _check(state, layout.layers, experts)
+    sums = [state.layers[layer.index] for layer in layout.layers]
 
     def handler(which: int, hidden: Any, index: Any, weights: Any, _: Any) -> Any:
         return sums[which].run(experts[which], hidden, index, weights)
 
-    saved = state.windows
-    with need("torch").inference_mode(), handling(found, handler):
-        for batch in batches(windows.tokens, state.windows):
-            ids = tensor(batch, model)
-            model.base_model(input_ids=ids, use_cache=False)  # the head is of no interest
+    saved_windows = state.windows
+    with import_extra("torch").inference_mode(), intercept_experts(layout, handler):
+        for batch in batch_windows(windows.tokens, state.windows):
+            ids = to_token_ids(batch, model)
+            model.base_model(input_ids=ids, use_cache=False)  # without its head
             state.windows += len(batch)
             state.tokens += ids.numel()
-            progress(state.tokens, windows.fed)
-            if save is not None and state.windows - saved >= SAVE_EVERY:
+            progress(state.tokens, windows.n_fed)
+            if save is not None and state.windows - saved_windows >= SAVE_EVERY:
                 save(state)
-                saved = state.windows
+                saved_windows = state.windows
     return state
 
 
-def batches(tokens: Sequence[Ints], first: int = 0) -> Iterator[list[Ints]]:
-    """Windows from ``first`` on, as many neighbours of equal length together as make a batch."""
+def batch_windows(tokens: Sequence[Ints], first: int = 0) -> Iterator[list[Ints]]:
+    """Yield windows from ``first`` on, in batches of neighbours of equal length."""
     while first < len(tokens):
         length = len(tokens[first])
         last = min(len(tokens), first + max(1, BATCH_TOKENS // length))
@@ -219,18 +233,20 @@ def batches(tokens: Sequence[Ints], first: int = 0) -> Iterator[list[Ints]]:
         first = end
 
 
-def tensor(batch: Sequence[Ints], model: Any) -> Any:
-    """Token ids [windows, length] where the model takes them."""
-    return need("torch").from_numpy(np.stack(batch).astype(np.int64)).to(model.device)
+def to_token_ids(batch: Sequence[Ints], model: Any) -> Any:
+    """Return the token ids [windows, length] of a batch on the model's device."""
+    return import_extra("torch").from_numpy(np.stack(batch).astype(np.int64)).to(model.device)
 
 
-def _check(state: Calibration, layers: Sequence[MoeLayer], experts: Sequence[Experts]) -> None:
-    own = {
-        layer.index: (one.n_experts, one.d_ff) for layer, one in zip(layers, experts, strict=True)
+def _check(state: CalibrationSums, layers: Sequence[MoeLayer], experts: Sequence[Experts]) -> None:
+    """Raise CrispError unless the sums are of this model."""
+    expected = {
+        layer.index: (layer_experts.n_experts, layer_experts.d_ff)
+        for layer, layer_experts in zip(layers, experts, strict=True)
     }
-    held = {layer: sums.activation.shape for layer, sums in state.layers.items()}
-    if own != held:
+    saved = {layer: sums.activation.shape for layer, sums in state.layers.items()}
+    if expected != saved:
         raise CrispError(
             f"the saved calibration is of another model: its layers have experts and neurons "
-            f"{held}, expected {own}"
+            f"{saved}, expected {expected}"
         )

@@ -1,12 +1,12 @@
-"""What masking one of two experts costs: ways of telling a pair's roles (paper, 3.3.2).
+"""Which expert of a pair is dominant: what masking either of the two costs (paper, 3.3.2).
 
-``exact`` is the paper's: one pair, one expert, one pass. ``grouped`` gets all pairs of a layer from
-a few passes: each masks one expert of a random share of the tokens, and every token's loss is
-charged to its own pair. ``local`` needs no pass: it takes the size of what would be removed. And
-``weight`` leaves it to the router.
+``exact`` is the paper's method: one pair, one expert, one pass. ``grouped`` gets all pairs of a
+layer from a few passes: each pass masks one expert of a random share of the tokens, and every
+token's loss is charged to its own pair. ``local`` needs no pass: it takes the size of what would be
+removed. ``weight`` measures nothing and goes by the router's weight, token by token.
 
 A combination is a token's anchor with another of its experts (for top-2 the pair). What is masked
-adds nothing, and its weight goes to nobody.
+adds nothing to its token, and its weight is given to no other expert.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from crisp.checkpoint.windows import Windows
 from crisp.errors import CrispError
 from crisp.policy.spelling import build, show
-from crisp.prepare.ablation import Ablation, Batch, Flags
-from crisp.prepare.calibration import Calibration, Floats, Ints
+from crisp.prepare.ablation import Ablation, AblationBatch, Flags
+from crisp.prepare.calibration import CalibrationSums, Floats, Ints
+from crisp.text_windows import TokenWindows
 
 Progress = Callable[[int, int], None]
 
@@ -32,7 +32,7 @@ MOST = 1_000_000  # passes, tokens, seeds
 
 @dataclass(frozen=True)
 class Exact:
-    """Perplexity with the expert masked for every token of the pair, less that without (paper)."""
+    """Perplexity with the expert masked for every token of the pair, minus that without."""
 
     least: Fraction = Fraction(16)  # tokens a pair must have
 
@@ -42,7 +42,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class Grouped:
-    """The same, estimated from the losses of the masked tokens alone.
+    """The increase of `Exact`, estimated from the losses of the masked tokens alone.
 
     In each pass ``share`` of the tokens have one expert masked. Over k / share passes every token
     has each of its k experts masked once, in an order drawn from the seed.
@@ -69,11 +69,11 @@ class Local:
 
 @dataclass(frozen=True)
 class Weight:
-    """Nothing is measured: the expert with the larger router weight is dominant, token by token."""
+    """No measurement: the expert with the larger router weight is dominant, token by token."""
 
 
-Method = Exact | Grouped | Local | Weight
-METHODS: dict[str, Callable[..., Method]] = {
+RoleMethod = Exact | Grouped | Local | Weight
+ROLE_METHODS: dict[str, Callable[..., RoleMethod]] = {
     "exact": Exact,
     "grouped": Grouped,
     "local": Local,
@@ -81,22 +81,23 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 
-def read_method(text: str) -> Method:
-    """A method by its spelling: ``exact``, ``grouped(passes=16,share=0.25)``, ``local``, ..."""
-    return build(text, METHODS, "roles")
+def read_method(text: str) -> RoleMethod:
+    """Parse a method's spelling: ``exact``, ``grouped(passes=16,share=0.25)``, ``local``, ..."""
+    return build(text, ROLE_METHODS, "roles")
 
 
-def spell(method: Method) -> str:
-    """The spelling that gives ``method`` back.
+def spell_method(method: RoleMethod) -> str:
+    """Return the spelling that `read_method` parses to ``method``.
 
     >>> spell(read_method("grouped(16)"))
     'grouped(passes=16,share=0.25,seed=0,least=16)'
     """
-    return show(next(name for name, kind in METHODS.items() if kind is type(method)), method)
+    return show(next(name for name, kind in ROLE_METHODS.items() if kind is type(method)), method)
 
 
 def _check(method: Any) -> None:
-    for name in (one.name for one in fields(method)):
+    """Raise CrispError unless every parameter of ``method`` is in its range."""
+    for name in (field.name for field in fields(method)):
         value: Fraction = getattr(method, name)
         if name == "share":
             if not LEAST_SHARE <= value <= 1:
@@ -109,8 +110,11 @@ def _check(method: Any) -> None:
             )
 
 
-def local(method: Local, calibration: Calibration) -> dict[int, Floats]:
-    """By layer, mean size of what expert i adds in the pair {i, j}: at [i, j], NaN if unknown."""
+def local_increases(method: Local, calibration: CalibrationSums) -> dict[int, Floats]:
+    """Return for each layer [E, E]: at [i, j] the mean size of what expert i adds in pair {i, j}.
+
+    NaN where the pair has fewer tokens than ``method`` needs.
+    """
     result = {}
     for layer, sums in calibration.layers.items():
         counts = sums.anchored + sums.anchored.T
@@ -121,18 +125,18 @@ def local(method: Local, calibration: Calibration) -> dict[int, Floats]:
     return result
 
 
-def increases(
+def measure_increases(
     method: Exact | Grouped,
     model: Any,
-    windows: Windows,
+    windows: TokenWindows,
     skip: Container[int] = (),
     progress: Progress = lambda done, total: None,
 ) -> Iterator[tuple[int, Floats]]:
-    """Layer by layer, (layer, increase [E, E]), but for the layers in ``skip``.
+    """Yield (layer, increase [E, E]) of every MoE layer that is not in ``skip``.
 
     At [i, j], i and j in either order: how much the perplexity of ``windows`` grows when expert i
     is masked for the tokens of pair {i, j} in this layer; NaN where too few tokens were seen. The
-    grouped form takes their mean loss increase d for all of the pair's n of N scored tokens:
+    grouped method assumes their mean loss increase d for all of the pair's n of N scored tokens:
     perplexity times (exp(n d / N) - 1). Raises CrispError for a model not understood.
     """
     ablation = Ablation(model, windows)
@@ -140,16 +144,21 @@ def increases(
     for place, layer in enumerate(layers):
         batches = ablation.plain(layer)
 
-        def tell(done: int, total: int, place: int = place) -> None:
+        def advance(done: int, total: int, place: int = place) -> None:
             progress(place * total + done, len(layers) * total)
 
         measure = _exact if isinstance(method, Exact) else _grouped
-        yield layer, measure(method, ablation, layer, batches, tell)  # type: ignore[arg-type]
+        yield layer, measure(method, ablation, layer, batches, advance)  # type: ignore[arg-type]
 
 
 def _exact(
-    method: Exact, ablation: Ablation, layer: int, batches: Sequence[Batch], tell: Progress
+    method: Exact,
+    ablation: Ablation,
+    layer: int,
+    batches: Sequence[AblationBatch],
+    progress: Progress,
 ) -> Floats:
+    """Return the increases [E, E] of one layer from two runs for each pair."""
     n = ablation.n_experts
     result = np.full((n, n), np.nan)
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
@@ -160,28 +169,33 @@ def _exact(
             for mask, batch in zip(masks, batches, strict=True)
         )
         if tokens >= method.least:
-            for own, other in ((i, j), (j, i)):
+            for expert, other in ((i, j), (j, i)):
                 gained = 0.0
                 for mask, batch in zip(masks, batches, strict=True):
                     if mask.any():
-                        hidden = mask & (batch.experts == own)
-                        gained += float(ablation.masked(layer, batch, hidden).sum())
-                result[own, other] = gained
-        tell(done, len(pairs))
-    return _perplexity(result, batches)
+                        masked = mask & (batch.experts == expert)
+                        gained += float(ablation.masked(layer, batch, masked).sum())
+                result[expert, other] = gained
+        progress(done, len(pairs))
+    return _perplexity_increase(result, batches)
 
 
 def _of_pair(experts: Ints, i: int, j: int) -> Flags:
-    """Where the two stand in the tokens [n, k] that are routed to the pair."""
+    """Return where experts i and j stand in tokens that are routed to the pair: [n, k]."""
     anchor = experts[:, :1]
-    here: Flags = (experts == i) | (experts == j)
-    both: Flags = (here.sum(1, keepdims=True) == 2) & ((anchor == i) | (anchor == j))
-    return here & both
+    either: Flags = (experts == i) | (experts == j)  # [n, k]
+    both: Flags = (either.sum(1, keepdims=True) == 2) & ((anchor == i) | (anchor == j))  # [n, 1]
+    return either & both
 
 
 def _grouped(
-    method: Grouped, ablation: Ablation, layer: int, batches: Sequence[Batch], tell: Progress
+    method: Grouped,
+    ablation: Ablation,
+    layer: int,
+    batches: Sequence[AblationBatch],
+    progress: Progress,
 ) -> Floats:
+    """Return the increases [E, E] of one layer from ``method.passes`` runs for all pairs."""
     n = ablation.n_experts
     gained, masked, tokens = np.zeros((n, n)), np.zeros((n, n)), np.zeros((n, n))
     passes = int(method.passes)
@@ -195,14 +209,14 @@ def _grouped(
             change = ablation.masked(layer, batch, mask)
             gained += _charge(batch.experts, mask, change, n)
             masked += _charge(batch.experts, mask, np.ones(len(change)), n)
-        tell(done + 1, passes)
+        progress(done + 1, passes)
     enough = masked >= int(method.least)
     mean = np.divide(gained, masked, out=np.full((n, n), np.nan), where=enough)
-    return _perplexity(mean * tokens, batches)
+    return _perplexity_increase(mean * tokens, batches)
 
 
-def _slots(method: Grouped, layer: int, batch: Batch) -> Ints:
-    """[n, passes]: the column to mask, where it is one of the k; other numbers mask nothing."""
+def _slots(method: Grouped, layer: int, batch: AblationBatch) -> Ints:
+    """Draw the column to mask in each pass, int64 [n, passes]; k and above mask nothing."""
     k = batch.experts.shape[1]
     period = max(k, round(k / method.share))
     rounds = -(-int(method.passes) // period)
@@ -216,23 +230,24 @@ def _slots(method: Grouped, layer: int, batch: Batch) -> Ints:
 
 
 def _charge(experts: Ints, mask: Flags, amount: Floats, n: int) -> Floats:
-    """Sums [n, n]: at [i, j] of ``amount`` [tokens] where i is masked in the pair {i, j}.
+    """Return sums [n, n]: at [i, j] the ``amount`` of tokens with i masked in the pair {i, j}.
 
-    A token whose anchor is masked says something about each of its pairs.
+    experts and mask [tokens, k], amount [tokens]. A token whose anchor is masked counts for each of
+    its pairs.
     """
     first, other = np.broadcast_arrays(experts[:, :1], experts[:, 1:])
-    each = np.broadcast_to(amount[:, None], other.shape)
+    amounts = np.broadcast_to(amount[:, None], other.shape)  # [tokens, k - 1]
     anchor = (other >= 0) & mask[:, :1]
     beside = (other >= 0) & mask[:, 1:]
     sums = np.zeros(n * n)
-    sums += np.bincount((first * n + other)[anchor], each[anchor], n * n)
-    sums += np.bincount((other * n + first)[beside], each[beside], n * n)
+    sums += np.bincount((first * n + other)[anchor], amounts[anchor], n * n)
+    sums += np.bincount((other * n + first)[beside], amounts[beside], n * n)
     return sums.reshape(n, n)
 
 
-def _perplexity(gained: Floats, batches: Sequence[Batch]) -> Floats:
-    """From a gain in the text's summed loss to one in its perplexity."""
+def _perplexity_increase(gained: Floats, batches: Sequence[AblationBatch]) -> Floats:
+    """Return by how much perplexity grows when the text's summed loss grows by ``gained``."""
     count = sum(int(batch.scored.sum()) for batch in batches)
     loss = sum(float(batch.loss[batch.scored].sum()) for batch in batches)
-    grown: Floats = np.exp(loss / count) * np.expm1(gained / count)
-    return grown
+    increase: Floats = np.exp(loss / count) * np.expm1(gained / count)
+    return increase

@@ -1,13 +1,14 @@
-"""What each width of each expert costs, measured one by one.
+"""By how much each width of each expert raises the loss, measured one by one.
 
-An expert in one of its roles, the token's anchor or beside it, runs at a width wherever it has that
-role in one layer, and all else runs in full: by so much the mean loss of a token grows. Frequency
-is in it. Only windows with such a token run, from that layer up.
+An expert in one of its roles, the token's anchor or beside it, runs at a smaller width wherever it
+has that role in one layer, while everything else runs in full; measured is the increase of the mean
+loss of all tokens, so the expert's frequency is included. Only windows with such a token run, from
+that layer up.
 
-The loss is what the model itself expects it to be: how far its prediction moves (Kullback-Leibler),
-not how much less likely the very next token becomes. The two have the same mean where a text is as
-the model predicts, but the latter goes up and down with the tokens that happen to come, and whoever
-looks for what costs little finds the luck of that text.
+The loss is the one that the model itself expects: how far its prediction moves (Kullback-Leibler),
+not how much less likely the next token of the text becomes. The two have the same mean where a text
+is as the model predicts, but the latter depends on which tokens happen to come, and a search for
+cheap widths would fit the luck of that text.
 """
 
 from __future__ import annotations
@@ -22,26 +23,27 @@ from typing import Any
 import numpy as np
 
 from crisp.adapter import Experts
-from crisp.checkpoint.windows import Windows
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 from crisp.files import atomic
 from crisp.model.spec import ModelSpec
-from crisp.prepare.ablation import Ablation, Batch, Flags
+from crisp.prepare.ablation import Ablation, AblationBatch, Flags
 from crisp.prepare.calibration import Floats, Ints
+from crisp.text_windows import TokenWindows
 
 Progress = Callable[[int, int], None]
 
-SHARES = tuple(Fraction(eighths, 8) for eighths in (0, 1, 2, 3, 4, 6))  # what is measured
-LEAST = 16  # tokens that an expert must have in a role
+SHARES = tuple(Fraction(eighths, 8) for eighths in (0, 1, 2, 3, 4, 6))  # measured widths
+LEAST = 16  # tokens that an expert must have in a role to be measured
 ANCHOR, BESIDE = 0, 1  # roles
 
 
 @dataclass(frozen=True, eq=False)
 class WidthLosses:
-    """Of one layer of E experts."""
+    """The measured losses of one layer of E experts."""
 
-    losses: Floats  # [E, 2, blocks + 1]: nats, mean of all scored tokens, by blocks; NaN: unknown
+    # [E, 2, blocks + 1]: by width in blocks, nats in the mean of all scored tokens; NaN: unknown
+    losses: Floats
     counts: Ints  # [E, 2]: tokens in which the expert had the role
 
     def save(self, path: Path) -> None:
@@ -51,20 +53,20 @@ class WidthLosses:
 
     @classmethod
     def load(cls, path: Path) -> WidthLosses:
-        """What `save` wrote."""
+        """Read what `save` wrote."""
         with np.load(path, allow_pickle=False) as file:
             return cls(file["losses"], file["counts"])
 
 
 def measured_widths(spec: ModelSpec) -> list[int]:
-    """Widths that are run, in blocks, rising; the full one costs nothing."""
+    """Return the widths to run, in blocks, ascending; the full width costs nothing."""
     return sorted({spec.width(share) for share in SHARES} - {spec.n_blocks})
 
 
-def spread(windows: Windows, tokens: int) -> Windows:
-    """At most so many tokens, in whole windows that are spread evenly over the text.
+def sample_windows(windows: TokenWindows, tokens: int) -> TokenWindows:
+    """Select whole windows, spread evenly over the text, of at most ``tokens`` tokens together.
 
-    Raises CrispError for less than a window.
+    Raises CrispError if that is less than a window.
     """
     if tokens < windows.window:
         raise CrispError(
@@ -76,27 +78,27 @@ def spread(windows: Windows, tokens: int) -> Windows:
     return replace(
         windows,
         tokens=[windows.tokens[i] for i in kept],
-        fresh=[windows.fresh[i] for i in kept],
+        scored=[windows.scored[i] for i in kept],
         text=[windows.text[i] for i in kept],
     )
 
 
-def width_losses(
+def each_width_losses(
     model: Any,
-    windows: Windows,
+    windows: TokenWindows,
     spec: ModelSpec,
     skip: Container[int] = (),
     progress: Progress = lambda done, total: None,
 ) -> Iterator[tuple[int, WidthLosses]]:
-    """Layer by layer, (layer, what was measured), but for the layers in ``skip``.
+    """Yield (layer, losses) of every MoE layer that is not in ``skip``.
 
-    Neurons are taken as they stand in the model. Between the measured widths losses are
-    interpolated, in a straight line. Raises CrispError for a model not understood.
+    Neurons are taken in their order in the model. Between the measured widths losses are
+    interpolated linearly. Raises CrispError for a model not understood.
     """
-    ablation, asked = Ablation(model, windows), measured_widths(spec)
+    ablation, widths = Ablation(model, windows), measured_widths(spec)
     layers = [layer for layer in ablation.layers if layer not in skip]
     total, done = len(layers) * ablation.n_experts * 2, 0
-    neurons = [spec.neurons(0, width) for width in asked]
+    neurons = [spec.neurons(0, width) for width in widths]
     for layer in layers:
         batches = ablation.plain(layer)
         scored = sum(int(batch.scored.sum()) for batch in batches)
@@ -106,32 +108,36 @@ def width_losses(
             parts = [part for batch in batches if (part := _part(batch, expert, role))]
             counts[expert, role] = sum(int(mask.sum()) for _, mask in parts)
             if counts[expert, role] >= LEAST:
-                moved = [ablation.moved(layer, *part, neurons).sum(axis=1) for part in parts]
-                known = [*(np.sum(moved, axis=0) / scored), 0]
+                moved = [ablation.divergence(layer, *part, neurons).sum(axis=1) for part in parts]
+                measured = [*(np.sum(moved, axis=0) / scored), 0]
                 losses[expert, role] = np.interp(
-                    np.arange(spec.n_blocks + 1), [*asked, spec.n_blocks], known
+                    np.arange(spec.n_blocks + 1), [*widths, spec.n_blocks], measured
                 )
             done += 1
             progress(done, total)
         yield layer, WidthLosses(losses, counts)
 
 
-def measured(
-    model: Any, windows: Windows, spec: ModelSpec, folder: Path | None, progress: Progress
+def measure_width_losses(
+    model: Any, windows: TokenWindows, spec: ModelSpec, folder: Path | None, progress: Progress
 ) -> dict[int, WidthLosses]:
-    """`width_losses` of all layers, each kept in ``folder`` (None: nowhere) when it is finished."""
-    found: dict[int, WidthLosses] = {}
+    """Measure the losses of all layers; return them by layer.
+
+    Each layer is saved to ``folder`` (None: nowhere) when it is finished, and taken from there when
+    the same call is made again.
+    """
+    result: dict[int, WidthLosses] = {}
     for path in () if folder is None else folder.glob("widths-*.npz"):
-        found[int(path.stem.removeprefix("widths-"))] = WidthLosses.load(path)
-    for layer, losses in width_losses(model, windows, spec, set(found), progress):
-        found[layer] = losses
+        result[int(path.stem.removeprefix("widths-"))] = WidthLosses.load(path)
+    for layer, losses in each_width_losses(model, windows, spec, set(result), progress):
+        result[layer] = losses
         if folder is not None:
             losses.save(folder / f"widths-{layer}.npz")
-    return found
+    return result
 
 
-def _part(batch: Batch, expert: int, role: int) -> tuple[Batch, Flags] | None:
-    """The windows in which the expert has the role, and where it has: [n, k]."""
+def _part(batch: AblationBatch, expert: int, role: int) -> tuple[AblationBatch, Flags] | None:
+    """Return the windows in which the expert has the role, and where it has it: [n, k]."""
     mask = batch.experts == expert
     mask[:, 1:] &= role == BESIDE
     mask[:, :1] &= role == ANCHOR
@@ -139,7 +145,7 @@ def _part(batch: Batch, expert: int, role: int) -> tuple[Batch, Flags] | None:
     if not len(windows):
         return None
     rows = (windows[:, None] * batch.ids.shape[1] + np.arange(batch.ids.shape[1])).ravel()
-    part = Batch(
+    part = AblationBatch(
         windows=batch.windows[windows],
         ids=batch.ids[windows],
         below=_of_windows(batch.below, windows),
@@ -152,15 +158,17 @@ def _part(batch: Batch, expert: int, role: int) -> tuple[Batch, Flags] | None:
 
 
 def _of_windows(below: Any, windows: Ints) -> Any:
-    """The same of what a decoder layer returned, a tensor [windows, ...] or a tuple with some."""
+    """Select windows from a decoder layer's output: a tensor [windows, ...] or a tuple of some."""
     if isinstance(below, tuple):
-        return tuple(_of_windows(each, windows) for each in below)
-    return below[windows] if need("torch").is_tensor(below) else below
+        return tuple(_of_windows(part, windows) for part in below)
+    return below[windows] if import_extra("torch").is_tensor(below) else below
 
 
 @contextmanager
-def reordered(experts: Mapping[int, Experts], orders: Mapping[int, Ints]) -> Iterator[None]:
-    """The model with its experts' neurons in other orders, [experts, d_ff] by layer, until then."""
+def temporarily_reordered(
+    experts: Mapping[int, Experts], orders: Mapping[int, Ints]
+) -> Iterator[None]:
+    """Put the experts' neurons into other orders within the block; orders: by layer [E, d_ff]."""
     _shuffle(experts, orders)
     try:
         yield
@@ -169,7 +177,8 @@ def reordered(experts: Mapping[int, Experts], orders: Mapping[int, Ints]) -> Ite
 
 
 def _shuffle(experts: Mapping[int, Experts], orders: Mapping[int, Ints]) -> None:
-    torch = need("torch")
+    """Put the experts' neurons into other orders, in place; orders: by layer [E, d_ff]."""
+    torch = import_extra("torch")
     for layer, order in orders.items():
-        for expert, moved in enumerate(order):
-            experts[layer].shuffle(expert, torch.from_numpy(moved.copy()))
+        for expert, permutation in enumerate(order):
+            experts[layer].shuffle(expert, torch.from_numpy(permutation.copy()))

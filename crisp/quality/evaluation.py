@@ -1,4 +1,4 @@
-"""One policy, one set of windows: the model reads them with the policy attached."""
+"""The evaluation of one policy: the model reads windows with the policy attached."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from crisp.adapter import Attached, Tally, attach
+from crisp.adapter import AttachedPolicy, ExecutionTally, attach
 from crisp.adapter.widths import Watch
-from crisp.checkpoint.loading import Loaded
-from crisp.checkpoint.windows import Windows
+from crisp.checkpoint.loading import LoadedModel
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
 from crisp.policy.widths.base import Tiered
 from crisp.profile import Profile, tiers
-from crisp.quality.measuring import BATCH, measure
-from crisp.quality.report import Figures, Quality
+from crisp.quality.report import Quality, QualityFigures
 from crisp.quality.scores import Scores
-from crisp.quality.statistics import perplexity, ratio, retention
-from crisp.quality.tasks import Tasks
-from crisp.quality.tiers import TierCounts, by_tier
+from crisp.quality.scoring import BATCH, score_windows
+from crisp.quality.statistics import perplexity, perplexity_ratio, retention
+from crisp.quality.tasks import EvaluationTasks
+from crisp.quality.tiers import TierCounts, quality_by_tier
 from crisp.statistics import LEVEL, RESAMPLES
+from crisp.text_windows import TokenWindows
 
 _NO_BUDGET = "no budget was given: nothing was cached or loaded"
 _NO_REFERENCE = "this is what the others are compared with"
@@ -29,8 +29,8 @@ _ONE_WINDOW = "there is a single window"
 
 
 def evaluate(
-    loaded: Loaded,
-    windows: Windows,
+    loaded: LoadedModel,
+    windows: TokenWindows,
     policy: Policy,
     profile: Profile | None = None,
     *,
@@ -39,7 +39,7 @@ def evaluate(
     budget: Budget | None = None,
     reference: Scores | None = None,
     origin: Mapping[str, Any] | None = None,
-    tasks: Tasks | None = None,
+    tasks: EvaluationTasks | None = None,
     batch: int = BATCH,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -47,10 +47,10 @@ def evaluate(
     """Read ``windows`` with ``policy`` attached to the model, and answer ``tasks``.
 
     reference: the scores of the full model on the same windows; None: this is that measurement.
-    profile, spec, renormalize, budget: see `crisp.adapter.attach`; with a budget every token should
-    be fed once (windows that do not overlap), one window after the other; where the cache is shared
-    by all layers, one token after the other. origin: where the profile comes from, for the record.
-    seed: of the resampled windows. Raises CrispError for what does not go together.
+    profile, spec, renormalize, budget: see `crisp.adapter.attach`. With a budget every token should
+    be fed once, so windows must not overlap; windows are then fed one by one, and tokens too where
+    the cache is shared by all layers. origin: where the profile comes from, for the record. seed:
+    of the resampled windows. Raises CrispError for arguments that do not go together.
     """
     spec = spec or geometry(loaded)
     if budget is not None:
@@ -60,7 +60,7 @@ def evaluate(
         table = tiers(profile, policy.width.alpha, policy.width.beta)
         counts = TierCounts(table, spec.moe_layers, windows)
 
-    def attached(watch: Watch | None) -> Attached:
+    def attached(watch: Watch | None) -> AttachedPolicy:
         return attach(
             loaded.model,
             policy,
@@ -73,12 +73,12 @@ def evaluate(
 
     with attached(counts) as reading:
         singly = budget is not None and policy.cache.in_step
-        scores = measure(loaded.model, windows, progress, batch=batch, singly=singly)
+        scores = score_windows(loaded.model, windows, progress, batch=batch, singly=singly)
     answers = []
     if tasks is not None:
         with attached(None):
             answers = tasks.run(loaded, batch)
-    whole = _figures(None, scores, reference, seed)
+    whole = _quality_figures(None, scores, reference, seed)
     costs = _costs(reading.tally, spec)
     return Quality(
         settings={
@@ -88,7 +88,7 @@ def evaluate(
             "policy": policy.to_dict(),
             "profile": profile and {"sha256": profile.digest(), **(origin or {})},
             "renormalize": renormalize,
-            "budget": budget and _held(budget, spec, policy),
+            "budget": budget and _describe_budget(budget, spec, policy),
             "block": spec.block,
             "block_bytes": spec.block_bytes,
             "expert_blocks": spec.n_blocks,
@@ -96,7 +96,7 @@ def evaluate(
             "windows": len(windows.tokens),
             "window": windows.window,
             "stride": windows.stride,
-            "tokens_fed": windows.fed,
+            "tokens_fed": windows.n_fed,
             "batch": batch,
             "interval": f"percentile bootstrap over windows, {LEVEL} %, {RESAMPLES} resamples",
             "seed": seed,
@@ -105,30 +105,30 @@ def evaluate(
         costs=costs,
         unavailable=_reasons(whole, costs),
         by_text=[
-            _figures(
+            _quality_figures(
                 name,
-                _of_text(scores, i),
-                None if reference is None else _of_text(reference, i),
+                _scores_of_text(scores, i),
+                None if reference is None else _scores_of_text(reference, i),
                 seed,
             )
             for i, name in enumerate(windows.names)
         ],
         by_tier=[]
         if counts is None or reference is None
-        else by_tier(counts.scored(), scores, reference, seed),
+        else quality_by_tier(counts.scored(), scores, reference, seed),
         scores=scores,
         tasks=answers,
     )
 
 
-def geometry(loaded: Loaded, block: int | None = None) -> ModelSpec:
-    """The model's geometry, with blocks of ``block`` neurons; CrispError if it is not read."""
+def geometry(loaded: LoadedModel, block: int | None = None) -> ModelSpec:
+    """Return the model's geometry with blocks of ``block`` neurons; CrispError if unknown."""
     spec = loaded.spec or ModelSpec.from_config(loaded.model.config.to_dict())
     return spec.with_(block=block)
 
 
-def _held(budget: Budget, spec: ModelSpec, policy: Policy) -> dict[str, Any]:
-    """A budget as it was asked for, and what of it is used."""
+def _describe_budget(budget: Budget, spec: ModelSpec, policy: Policy) -> dict[str, Any]:
+    """Return a budget as it was requested, and what of it is used."""
     blocks = sum(budget.capacity(spec, policy.cache))
     return {
         "asked": budget.text,
@@ -138,23 +138,27 @@ def _held(budget: Budget, spec: ModelSpec, policy: Policy) -> dict[str, Any]:
     }
 
 
-def _figures(text: str | None, scores: Scores, reference: Scores | None, seed: int) -> Figures:
-    return Figures(
+def _quality_figures(
+    text: str | None, scores: Scores, reference: Scores | None, seed: int
+) -> QualityFigures:
+    """Return the figures of one text (None: of all texts) with their intervals."""
+    return QualityFigures(
         text=text,
         tokens=len(scores.nll),
         perplexity=perplexity(scores, seed),
-        ratio=None if reference is None else ratio(scores, reference, seed),
+        ratio=None if reference is None else perplexity_ratio(scores, reference, seed),
         retention=None if reference is None else retention(scores, reference, seed),
     )
 
 
-def _of_text(scores: Scores, number: int) -> Scores:
-    own = scores.text == number
-    return Scores(*(np.asarray(values)[own] for values in vars(scores).values()))
+def _scores_of_text(scores: Scores, number: int) -> Scores:
+    """Return the scores of the tokens of text ``number``."""
+    in_text = scores.text == number
+    return Scores(*(np.asarray(values)[in_text] for values in vars(scores).values()))
 
 
-def _costs(tally: Tally, spec: ModelSpec) -> dict[str, float | None]:
-    """Bytes and counts a token that was fed. Bytes are as stored, in whatever type was computed."""
+def _costs(tally: ExecutionTally, spec: ModelSpec) -> dict[str, float | None]:
+    """Return bytes and counts per token fed; bytes as stored, whatever type was computed in."""
     rows, size = tally.rows, spec.block_bytes
     full = rows * len(spec.moe_layers) * spec.top_k * spec.n_blocks
     costs: dict[str, float | None] = {
@@ -174,7 +178,8 @@ def _costs(tally: Tally, spec: ModelSpec) -> dict[str, float | None]:
     return costs
 
 
-def _reasons(whole: Figures, costs: dict[str, float | None]) -> dict[str, str]:
+def _reasons(whole: QualityFigures, costs: dict[str, float | None]) -> dict[str, str]:
+    """Return for each figure that is None the reason why."""
     reasons = {name: _NO_BUDGET for name, value in costs.items() if value is None}
     for name, value in whole.to_dict().items():
         if value is None and name != "text":

@@ -1,4 +1,4 @@
-"""What a model made of every scored token."""
+"""A model's score of every scored token."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """One entry a scored token, window after window, so that two runs can be laid side by side."""
+    """Arrays with one entry per scored token, window after window: [tokens] each.
 
-    nll: npt.NDArray[np.float32]  # negative log likelihood of the token that stood there, in nats
-    top: npt.NDArray[np.int32]  # the token that was given the highest probability
+    Two runs over the same windows can be compared entry by entry.
+    """
+
+    nll: npt.NDArray[np.float32]  # negative log likelihood of the token in the text, in nats
+    top: npt.NDArray[np.int32]  # the token that the model finds most probable
     window: npt.NDArray[np.int32]  # number of its window
     text: npt.NDArray[np.int32]  # number of its text

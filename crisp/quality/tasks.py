@@ -1,4 +1,4 @@
-"""Downstream tasks of lm-eval, put to a model as it is: with a policy attached, or without.
+"""Downstream tasks of lm-eval, answered by a model with or without a policy attached.
 
 Tasks are lm-eval's own definitions, or a user's in the same format.
 """
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crisp.checkpoint.loading import Loaded
+from crisp.checkpoint.loading import LoadedModel, short_reason
 from crisp.errors import CrispError
 
-_SEED = 1234  # of the examples that are shown; lm-eval's own default
+_SEED = 1234  # draws the examples that are shown; lm-eval's own default
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    """One figure of one task, or of a group of tasks (without ``questions``)."""
+    """One metric of one task, or of a group of tasks (which has no ``questions``)."""
 
     task: str
     metric: str
@@ -34,19 +34,19 @@ class TaskScore:
     shots: int | None  # examples shown before each question
 
     def to_dict(self) -> dict[str, Any]:
-        """Safe for JSON."""
+        """Return a dict that is safe for JSON."""
         return dict(vars(self))
 
 
 @dataclass(frozen=True, eq=False)
-class Tasks:
-    """Tasks with their data sets, ready to be put to models."""
+class EvaluationTasks:
+    """Tasks with their data sets, ready for models to answer."""
 
     loaded: dict[str, dict[str, Any]]  # tasks, groups and group_map, as lm-eval loads them
 
     @classmethod
-    def load(cls, names: Sequence[str]) -> Tasks:
-        """Tasks and groups of tasks by lm-eval's name, or by the path of a YAML file.
+    def load(cls, names: Sequence[str]) -> EvaluationTasks:
+        """Load tasks and groups of tasks by lm-eval's name, or by the path of a YAML file.
 
         Raises CrispError, naming the task, for one that is not known, cannot be read, or whose data
         set is not to be had.
@@ -56,41 +56,41 @@ class Tasks:
         for name, is_file in zip(names, files, strict=True):
             if is_file and not Path(name).is_file():
                 raise CrispError(f"--tasks {name}: no such file")
-        found: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
+        loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}, "group_map": {}}
         with _quiet():
-            # Reading thousands of definitions takes half a minute: not where none is asked for.
-            known = _lm_eval("lm_eval.tasks").TaskManager(include_defaults=not all(files))
+            # Reading thousands of definitions takes half a minute: not where all are files.
+            manager = _lm_eval("lm_eval.tasks").TaskManager(include_defaults=not all(files))
             for name, is_file in zip(names, files, strict=True):
-                if not is_file and name not in known.all_tasks:
-                    raise _unknown(name, known.all_tasks)
-                with _one_line(name):
-                    for kind, own in known.load([name]).items():
-                        found[kind].update(own)
-        return cls(found)
+                if not is_file and name not in manager.all_tasks:
+                    raise _unknown_task(name, manager.all_tasks)
+                with _one_line_errors(name):
+                    for kind, definitions in manager.load([name]).items():
+                        loaded[kind].update(definitions)
+        return cls(loaded)
 
-    def run(self, loaded: Loaded, batch: int) -> list[TaskScore]:
-        """The scores of ``loaded``'s model as it is now; ``batch`` questions side by side."""
+    def run(self, loaded: LoadedModel, batch: int) -> list[TaskScore]:
+        """Score ``loaded``'s model as it is now; ``batch`` questions side by side."""
         model = _lm_eval("lm_eval.models.huggingface").HFLM
         evaluate = _lm_eval("lm_eval.evaluator").evaluate
         for task in self.loaded["tasks"].values():
             if task.get_config("num_fewshot") is None:
                 task.set_config("num_fewshot", 0)
             task.set_fewshot_seed(_SEED)
-        with _quiet(), _one_line(",".join(self.loaded["tasks"])):
+        with _quiet(), _one_line_errors(",".join(self.loaded["tasks"])):
             lm = model(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch)
             return _scores(evaluate(lm, self.loaded, log_samples=False))
 
 
 def _scores(results: Mapping[str, Any]) -> list[TaskScore]:
-    """lm-eval's ``metric,filter`` and ``metric_stderr,filter``, of tasks and then of groups."""
-    found = []
+    """Return lm-eval's ``metric,filter`` and ``metric_stderr,filter`` of tasks, then of groups."""
+    scores = []
     for task, figures in {**results["results"], **results.get("groups", {})}.items():
         for key, value in figures.items():
             metric, comma, which = key.partition(",")
             if not comma or metric.endswith("_stderr") or not isinstance(value, (int, float)):
                 continue
             stderr = figures.get(f"{metric}_stderr,{which}")
-            found.append(
+            scores.append(
                 TaskScore(
                     task=task,
                     metric=metric if which == "none" else key,
@@ -100,17 +100,18 @@ def _scores(results: Mapping[str, Any]) -> list[TaskScore]:
                     shots=results["n-shot"].get(task),
                 )
             )
-    return found
+    return scores
 
 
-def _unknown(name: str, known: Sequence[str]) -> CrispError:
+def _unknown_task(name: str, known: Sequence[str]) -> CrispError:
+    """Return the error for an unknown task, with the closest known name."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'?" if close else "a name or a YAML file was expected"
     return CrispError(f"--tasks {name}: lm-eval knows no such task; {hint}")
 
 
 def _lm_eval(module: str) -> Any:
-    """A module of the extra ``eval``; CrispError names the extra when it is not installed."""
+    """Import a module of the extra ``eval``; CrispError names the extra if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -121,30 +122,28 @@ def _lm_eval(module: str) -> Any:
 
 
 @contextlib.contextmanager
-def _one_line(name: str) -> Iterator[None]:
-    """Whatever lm-eval and its data sets raise, as one line that names the task."""
+def _one_line_errors(name: str) -> Iterator[None]:
+    """Turn any error of lm-eval and its data sets into a CrispError that names the task."""
     try:
         yield
     except MemoryError:
         raise
     except Exception as error:  # of lm-eval, datasets, jinja, yaml: no common base
-        reason = " ".join(str(error).split()) or type(error).__name__
-        reason = reason if len(reason) <= 160 else reason[:157] + "..."
-        raise CrispError(f"--tasks {name}: cannot be run: {reason}") from error
+        raise CrispError(f"--tasks {name}: cannot be run: {short_reason(error)}") from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No advice; and no bars where nobody looks on."""
+    """Silence warnings, and progress bars where standard error is not a terminal."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
-    hidden = contextlib.nullcontext() if sys.stderr.isatty() else _hidden()
+    stderr = contextlib.nullcontext() if sys.stderr.isatty() else _hidden_stderr()
     try:
-        with hidden:
+        with stderr:
             yield
     finally:
         logging.disable(disabled)
 
 
-def _hidden() -> contextlib.AbstractContextManager[Any]:
+def _hidden_stderr() -> contextlib.AbstractContextManager[Any]:
     return contextlib.redirect_stderr(io.StringIO())

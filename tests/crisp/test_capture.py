@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from crisp import capture as capturing
 from crisp.adapter import RoutingRecorder
-from crisp.capture import Recipe, capture, stops
+from crisp.capture import Recipe, capture, stop_tokens
 from crisp.checkpoint.loading import LoadedModel, load_model
 from crisp.cli.commands.model.capture import capture as command
 from crisp.errors import CrispError
@@ -110,7 +110,7 @@ def test_a_sequence_stops_at_the_end_of_text(tiny: LoadedModel, texts: list[Path
     assert len(expected[1]) <= 11
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(capturing, "stops", lambda _: {end})
+        patch.setattr(capturing, "stop_tokens", lambda _: {end})
         stopped = capture(tiny, texts, recipe)
     stopped.validate("trace")
     assert stopped.token is not None
@@ -124,7 +124,7 @@ def test_a_sequence_stops_at_the_end_of_text(tiny: LoadedModel, texts: list[Path
 def test_an_end_of_text_of_another_vocabulary_ends_nothing(tiny: LoadedModel) -> None:
     assert tiny.model.generation_config.eos_token_id == 2  # Mixtral's; here it is a quotation mark
     assert tiny.tokenizer.decode([2]) == '"'
-    assert stops(tiny) == {0}
+    assert stop_tokens(tiny) == {0}
 
 
 def test_prompts_are_distinct_windows_shared_evenly(tiny: LoadedModel, texts: list[Path]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from crisp.checkpoint.windows import Windows
+from crisp.text_windows import TokenWindows
 
 
 def mixtral(experts: int = 4, k: int = 2, d_ff: int = 24, layers: int = 2) -> Any:
@@ -34,12 +34,12 @@ def mixtral(experts: int = 4, k: int = 2, d_ff: int = 24, layers: int = 2) -> An
     return model.double().eval()
 
 
-def windows(lengths: Sequence[int], seed: int = 0) -> Windows:
+def windows(lengths: Sequence[int], seed: int = 0) -> TokenWindows:
     """Random tokens; all but the first of each window are scored."""
     random = np.random.default_rng(seed)
-    return Windows(
+    return TokenWindows(
         tokens=[random.integers(3, 64, length) for length in lengths],
-        fresh=[length - 1 for length in lengths],
+        scored=[length - 1 for length in lengths],
         text=[0] * len(lengths),
         dataset=["random sha256:0"],
         window=max(lengths),

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Make the shipped traces again: capture.sh TEXTS OUT
+# Capture the shipped traces again: capture.sh TEXTS OUT
 #
-# TEXTS holds code.heldout.txt, docs.heldout.txt and kjv.heldout.txt (what they are: traces/README.md);
+# TEXTS is a folder with code.heldout.txt, docs.heldout.txt and kjv.heldout.txt (see traces/README.md);
 # the traces are written to the folder OUT. Needs the command `crisp` with the extra `hf`.
 set -eu
 if [ $# -ne 2 ]; then

@@ -1,4 +1,4 @@
-"""The text the small models are trained on: what every machine with Python has, and named files.
+"""The text that the small models are trained on: Python's own library, and named files.
 
 A text is a list of documents. Its last 5 % is held out of training, and so is every paragraph of
 any text that shares 13 words in a row with what is held out.
@@ -17,10 +17,10 @@ from itertools import pairwise
 from pathlib import Path
 from pydoc_data.topics import topics
 
-HELD_OUT = 0.05
-SHINGLE = 13  # words in a row that make two texts share something
-LONG = 1000  # characters; a longer paragraph is taken line by line
-# Not installed everywhere, written by programs, or tables rather than text.
+HELD_OUT = 0.05  # share of a text's characters
+SHINGLE = 13  # words; two paragraphs with that many in a row in common count as copies
+LONG = 1000  # characters; a longer paragraph is cut into lines
+# Folders that are not installed everywhere, written by programs, or tables rather than text.
 LEFT_OUT = {
     "test",
     "tests",
@@ -34,20 +34,20 @@ LEFT_OUT = {
 
 @dataclass(frozen=True)
 class Text:
-    """One kind of text: what is trained on, its last 5 %, and what share of the former was dropped
-    because it stands in something held out; ``digest`` is the sha256 of the whole before that.
-    """
+    """One kind of text, divided into what is trained on and what is held out."""
 
     name: str
-    train: tuple[str, ...]
-    held: tuple[str, ...]
-    dropped: float
-    digest: str
+    train: tuple[str, ...]  # documents
+    held: tuple[str, ...]  # documents: the last 5 %
+    dropped: float  # share of the training part removed because it also stands in held-out text
+    digest: str  # sha256 of the whole text, before that
 
 
 def standard_library() -> dict[str, list[str]]:
-    """``code``: the library's source, a document a file; ``docs``: the docstrings of each file, and
-    the topics that pydoc shows.
+    """Read the texts that come with Python: ``code`` and ``docs``.
+
+    ``code`` is the library's source, one document per file; ``docs`` the docstrings of each file,
+    and the topics that pydoc shows.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     code, docs = [], [topics[name] for name in sorted(topics)]
@@ -65,18 +65,18 @@ def standard_library() -> dict[str, list[str]]:
 
 
 def docstrings(source: str) -> str:
-    """The docstrings of a module and of all in it, in their order, with blank lines between."""
+    """Return the docstrings of a module and everything in it, in order, blank lines between."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in old files
         tree = ast.parse(source)
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [node for node in ast.walk(tree) if isinstance(node, kinds)]
-    found.sort(key=lambda node: getattr(node, "lineno", 0))
-    return "\n\n".join(doc for node in found if (doc := ast.get_docstring(node)))
+    nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    nodes.sort(key=lambda node: getattr(node, "lineno", 0))
+    return "\n\n".join(doc for node in nodes if (doc := ast.get_docstring(node)))
 
 
 def split(documents: list[str]) -> tuple[list[str], list[str]]:
-    """The documents without the last 5 % of their characters, and that; cut at a line's start."""
+    """Split off the last 5 % of the characters, at a line's start: (first part, last part)."""
     left = int(sum(map(len, documents)) * (1 - HELD_OUT))
     for i, document in enumerate(documents):
         if left < len(document):
@@ -88,12 +88,12 @@ def split(documents: list[str]) -> tuple[list[str], list[str]]:
 
 
 def shingles(documents: Iterable[str]) -> set[int]:
-    """Hashes of all runs of 13 words, whatever stands between the words and however written."""
+    """Hash every run of 13 words, ignoring case and what stands between the words."""
     return {hash(run) for document in documents for run in _runs(_words(document))}
 
 
 def without(document: str, held: set[int]) -> str:
-    """The document without those of its paragraphs that take part in a run of words in ``held``."""
+    """Remove every paragraph that takes part in a run of words in ``held`` (hashes)."""
     spans = [match.span() for match in re.finditer(r"\w+", document)]
     runs = _runs([document[a:b].lower() for a, b in spans])
     hits = [i for i, run in enumerate(runs) if hash(run) in held]
@@ -112,8 +112,9 @@ def without(document: str, held: set[int]) -> str:
 
 
 def corpus(files: Iterable[Path], leave_out: Iterable[Path]) -> tuple[list[Text], list[Text]]:
-    """All texts to train on, the named files among them, and the left-out files as texts that are
-    only held out.
+    """Return the texts to train on, and those of ``leave_out``, which are only held out.
+
+    files: texts to train on beside those that come with Python.
     """
     whole = standard_library() | {kind(path): [path.read_text("utf-8")] for path in files}
     left = {path.name: [path.read_text("utf-8")] for path in leave_out}
@@ -121,14 +122,14 @@ def corpus(files: Iterable[Path], leave_out: Iterable[Path]) -> tuple[list[Text]
 
 
 def kind(path: Path) -> str:
-    """What a named file's text is called: its name up to the first dot."""
+    """Return the name of a file's text: the file name up to the first dot."""
     return path.name.partition(".")[0]
 
 
 def prepare(
     whole: dict[str, list[str]], left: dict[str, list[str]]
 ) -> tuple[list[Text], list[Text]]:
-    """``corpus`` of texts already read."""
+    """Return `corpus` of texts already read, as documents by name."""
     parts = {name: split(documents) for name, documents in whole.items()}
     held = shingles(d for _, last in parts.values() for d in last)
     held |= shingles(d for documents in left.values() for d in documents)
@@ -143,7 +144,7 @@ def prepare(
 
 
 def _edges(document: str) -> list[int]:
-    """Where paragraphs begin and end: at blank lines, and in very long ones at every line."""
+    """Return the offsets between paragraphs: blank lines, and in long paragraphs every line."""
     edges = [0]
     for end in [*(m.end() for m in re.finditer(r"\n\s*\n", document)), len(document)]:
         if end - edges[-1] > LONG:

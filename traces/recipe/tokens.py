@@ -1,4 +1,4 @@
-"""From text to windows of tokens: a tokenizer learned from the text, and batches drawn from it."""
+"""A tokenizer learned from the text, and batches of token windows drawn from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ END = "<|endoftext|>"
 
 
 def make_tokenizer(texts: list[Text], size: int) -> Any:
-    """Byte-level BPE learned from what is trained on; its only special token ends a document."""
+    """Train a byte-level BPE on the training text; its only special token ends a document."""
     learned = tokenizers.Tokenizer(tokenizers.models.BPE())
     learned.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     learned.decoder = tokenizers.decoders.ByteLevel()
@@ -33,15 +33,16 @@ def make_tokenizer(texts: list[Text], size: int) -> Any:
 
 
 def sample(documents: tuple[str, ...], limit: int = 1_500_000) -> Iterator[str]:
-    """Whole documents spread evenly over a text, of about ``limit`` characters, so that no kind of
-    text has the vocabulary for itself.
+    """Return whole documents spread evenly over a text, of about ``limit`` characters.
+
+    With a limit no kind of text dominates the vocabulary.
     """
     every = max(1, sum(map(len, documents)) // limit)
     return iter(documents[::every])
 
 
 def encode(tokenizer: Any, documents: tuple[str, ...]) -> NDArray[np.int64]:
-    """All documents as one row of tokens, an end of text after each."""
+    """Return all documents as one row of token ids, int64 [n], an end of text after each."""
     backend = tokenizer.backend_tokenizer
     rows = [[*encoding.ids, tokenizer.eos_token_id] for encoding in backend.encode_batch(documents)]
     return np.concatenate([np.empty(0, np.int64), *(np.asarray(row, np.int64) for row in rows)])
@@ -50,12 +51,14 @@ def encode(tokenizer: Any, documents: tuple[str, ...]) -> NDArray[np.int64]:
 def draw_batch(
     streams: list[NDArray[np.int64]], window: int, tokens: int, draw: np.random.Generator
 ) -> torch.Tensor:
-    """``tokens`` in windows, [windows, tokens of a window]: each from one text, drawn with a chance
-    that goes with the root of its length (a small text would else hardly be seen).
+    """Draw a batch of ``tokens`` tokens in windows: int64 [windows, window].
+
+    Each window comes from one text, drawn with a probability proportional to the root of its length
+    (a small text would otherwise hardly be seen).
     """
-    chance = np.sqrt([len(stream) for stream in streams])
+    weight = np.sqrt([len(stream) for stream in streams])
     rows = []
-    for which in draw.choice(len(streams), tokens // window, p=chance / chance.sum()):
+    for which in draw.choice(len(streams), tokens // window, p=weight / weight.sum()):
         start = draw.integers(0, len(streams[which]) - window + 1)
         rows.append(streams[which][start : start + window])
     return torch.from_numpy(np.stack(rows))

@@ -1,9 +1,9 @@
-"""Trains a small Mixture-of-Experts language model on text that any machine with Python has.
+"""Train a small Mixture-of-Experts language model on text that any machine with Python has.
 
     python traces/recipe/train.py deepseek OUT --text bible.txt --leave-out heldout/*.txt
 
-Needs the extra ``hf`` and fetches nothing. One seed and one machine give one model; another
-processor or another version of torch rounds otherwise.
+Needs the extra ``hf`` and downloads nothing. On one machine the same seed gives the same model;
+another processor or another version of torch rounds differently.
 """
 
 from __future__ import annotations
@@ -60,40 +60,39 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """``steps`` of ``tokens`` each, in windows of ``short`` and, for the last share ``tail`` of the
-    steps, of ``long`` tokens. Learning rate: a linear rise, ``rate``, and for the last share
-    ``fall`` of the steps linear to zero.
+    """The schedule of a training.
 
-    With ``seconds`` in place of steps, the steps follow from what the machine has managed when the
-    fall should begin. Until then nothing depends on their number, so that a run with the same
-    number of steps repeats the training.
+    The learning rate rises linearly to ``rate``, stays there, and falls linearly to zero over the
+    last share ``fall`` of the steps. With ``seconds`` in place of ``steps``, the number of steps
+    follows from what the machine has managed when the fall should begin. Until then nothing depends
+    on it, so that a run with the same number of steps repeats the training.
     """
 
     steps: int | None = None
     seconds: float = math.inf
-    tokens: int = 2048
-    short: int = 256
-    long: int = 2048
+    tokens: int = 2048  # of a step
+    short: int = 256  # tokens of a window at first
+    long: int = 2048  # tokens of a window for the last share ``tail`` of the steps
     tail: float = 0.12
     fall: float = 0.25
     rate: float = 3e-3
-    rise: int = 100
-    balance: float = 0.005
+    rise: int = 100  # steps
+    balance: float = 0.005  # weight of the loss that balances experts
     check: int = 50_000  # tokens of each held-out text that are scored
 
     def settled(self, step: int, elapsed: float) -> Plan:
-        """The plan with its number of steps, if ``elapsed`` seconds settle it at ``step``."""
+        """Return the plan with its number of steps once the time ``elapsed`` (s) decides it."""
         if self.steps is not None or elapsed < self.seconds * (1 - self.fall):
             return self
         return replace(self, steps=math.ceil(step / (1 - self.fall)))
 
     def share(self, step: int) -> float:
-        """Share of ``rate`` at a step."""
+        """Return the share of ``rate`` that is the learning rate at a step."""
         left = math.inf if self.steps is None else (self.steps - step) / (self.steps * self.fall)
         return min(1.0, (step + 1) / self.rise, left)
 
     def window(self, step: int) -> int:
-        """Tokens of a window at a step."""
+        """Return the tokens of a window at a step."""
         late = self.steps is not None and step >= self.steps * (1 - self.tail)
         return self.long if late else self.short
 
@@ -101,7 +100,7 @@ class Plan:
 def train(
     shape: str, texts: list[Text], held: list[Text], plan: Plan, seed: int, **smaller: int
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """A trained model in bfloat16, its tokenizer, and the record of the training."""
+    """Train a model; return it in bfloat16, its tokenizer, and the record of the training."""
     begin = time.monotonic()
     torch.manual_seed(seed)
     draw = np.random.default_rng(seed)
@@ -135,7 +134,7 @@ def train(
     while plan.steps is None or step < plan.steps:
         for group in optimizer.param_groups:
             group["lr"] = plan.rate * plan.share(step)
-        batch = draw_batch(streams, plan.window(step), plan.tokens, draw)
+        batch = draw_batch(streams, plan.window(step), plan.tokens, draw)  # [windows, window]
         out = model(batch, output_router_logits=True, use_cache=False)
         loss = torch.nn.functional.cross_entropy(
             out.logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten()
@@ -146,16 +145,16 @@ def train(
         optimizer.zero_grad(set_to_none=True)
         recent.append(loss.item())
         step += 1
-        done = time.monotonic() - begin
-        plan = plan.settled(step, done)
+        elapsed = time.monotonic() - begin
+        plan = plan.settled(step, elapsed)
         if step % 50 == 0 or step == plan.steps:
             say(
                 f"step {step}/{plan.steps or '?'}  loss {np.mean(recent):.3f}  "
-                f"{step * plan.tokens / done:,.0f} tokens/s  {done:,.0f} s"
+                f"{step * plan.tokens / elapsed:,.0f} tokens/s  {elapsed:,.0f} s"
             )
             recent.clear()
 
-    model.to(torch.bfloat16).float()  # what is scored is what is saved, but quicker to compute
+    model.to(torch.bfloat16).float()  # the saved weights, in a type that is quicker to score
     record = {
         "shape": shape,
         "plan": {key: value for key, value in asdict(plan).items() if key != "seconds"},
@@ -180,7 +179,7 @@ def train(
 
 
 def make_config(shape: str, **smaller: int) -> Any:
-    """The shape's config; ``smaller`` replaces some of its numbers."""
+    """Return the config of a shape; ``smaller`` replaces some of its numbers."""
     if shape == "deepseek":
         from crisp.checkpoint.deepseek import register
 
@@ -189,14 +188,15 @@ def make_config(shape: str, **smaller: int) -> Any:
 
 
 def imbalance(router_logits: tuple[torch.Tensor, ...], config: Any) -> torch.Tensor:
-    """Mean over layers of experts x sum(share of choices x mean probability): 1 when even.
+    """Return the mean over layers of experts * sum(share of choices * mean probability).
 
-    Switch Transformer, eq. 4. By layer, where transformers' own pools the layers, so that one
-    layer's favourites could hide behind another's.
+    It is 1 when experts are used evenly (Switch Transformer, eq. 4). transformers' own loss pools
+    the layers, so that one layer's imbalance could hide behind another's. router_logits: of each
+    layer [tokens, experts].
     """
     losses = []
     for logits in router_logits:
-        probability = logits.float().softmax(-1)
+        probability = logits.float().softmax(-1)  # [tokens, experts]
         chosen = probability.topk(config.num_experts_per_tok, -1).indices.flatten()
         share = torch.bincount(chosen, minlength=logits.shape[-1]) / chosen.numel()
         losses.append(logits.shape[-1] * (share * probability.mean(0)).sum())
@@ -205,7 +205,7 @@ def imbalance(router_logits: tuple[torch.Tensor, ...], config: Any) -> torch.Ten
 
 @torch.no_grad()
 def score(model: Any, tokenizer: Any, text: Text, plan: Plan) -> float:
-    """Bits per byte of the start of a held-out text, in windows of ``plan.long`` side by side."""
+    """Return bits per byte of the start of a held-out text, cut into windows of ``plan.long``."""
     model.eval()
     tokens = encode(tokenizer, text.held)[: plan.check]
     bits, n_bytes = 0.0, 0
@@ -222,7 +222,7 @@ def score(model: Any, tokenizer: Any, text: Text, plan: Plan) -> float:
 
 
 def save(model: Any, tokenizer: Any, record: dict[str, Any], out: Path) -> None:
-    """All of it into ``out``, which appears when it is complete."""
+    """Save everything to the folder ``out``, which appears when it is complete."""
     folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         model.to(torch.bfloat16).save_pretrained(folder)
@@ -238,13 +238,13 @@ def save(model: Any, tokenizer: Any, record: dict[str, Any], out: Path) -> None:
 
 
 def say(line: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("out", type=Path, help="a folder that is not there yet")
@@ -254,24 +254,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="in place of --minutes, to repeat a training")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    if asked.out.exists() or not asked.out.resolve().parent.is_dir():
-        parser.error(f"{asked.out}: a new folder in one that exists was expected")
-    for path in [*asked.text, *asked.leave_out]:
+    options = parser.parse_args()
+    if options.out.exists() or not options.out.resolve().parent.is_dir():
+        parser.error(f"{options.out}: a new folder in one that exists was expected")
+    for path in [*options.text, *options.leave_out]:
         if not path.is_file():
             parser.error(f"{path}: is no file; a text was expected")
-    names = ["code", "docs", *map(kind, asked.text)]
+    names = ["code", "docs", *map(kind, options.text)]
     if len(set(names)) < len(names):
         parser.error(f"--text: the kinds {', '.join(names)} were expected to have different names")
-    if asked.threads:
-        torch.set_num_threads(asked.threads)
-    texts, held = corpus(asked.text, asked.leave_out)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    texts, held = corpus(options.text, options.leave_out)
     for text in texts:
         size = sum(map(len, text.train))
         say(f"{text.name}: {size:,} characters to train on; {text.dropped:.1%} stood in held out")
-    plan = Plan(steps=asked.steps, seconds=60 * asked.minutes)
-    model, tokenizer, record = train(asked.shape, texts, held, plan, asked.seed)
-    save(model, tokenizer, record, asked.out.resolve())
+    plan = Plan(steps=options.steps, seconds=60 * options.minutes)
+    model, tokenizer, record = train(options.shape, texts, held, plan, options.seed)
+    save(model, tokenizer, record, options.out.resolve())
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crisp.adapter import Recorder, layout, recording
+from crisp.adapter import RoutingRecorder, expert_layout, record_routing
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -96,7 +96,7 @@ def test_recording_changes_no_bit_and_leaves_nothing(family: str, implementation
     with torch.no_grad():
         alone = model(ids).logits
         random = torch.random.get_rng_state()
-        with recording(model) as recorder:
+        with record_routing(model) as recorder:
             watched = model(ids).logits
             recorder.take()
         assert torch.equal(random, torch.random.get_rng_state())
@@ -119,7 +119,7 @@ def test_the_implementation_that_was_set_runs_once_a_layer() -> None:
     ALL_EXPERTS_FUNCTIONS.register("counted", counted)
     model = build("mixtral")
     model.set_experts_implementation("counted")
-    with torch.no_grad(), recording(model) as recorder:
+    with torch.no_grad(), record_routing(model) as recorder:
         model(some_ids())
         recorder.take()
     assert len(calls) == 3  # the guesses run none
@@ -138,7 +138,7 @@ def test_what_is_recorded_is_what_the_experts_were_given(family: str) -> None:
                     given[index] = args[1:]
 
                 module.register_forward_pre_hook(keep)
-    with torch.no_grad(), recording(model) as recorder:
+    with torch.no_grad(), record_routing(model) as recorder:
         model(some_ids())
         routing = recorder.take()
 
@@ -161,7 +161,7 @@ def test_what_is_recorded_is_what_the_experts_were_given(family: str) -> None:
 
 def test_a_sentinel_is_no_expert_and_equal_weights_keep_the_routers_order() -> None:
     model = build("mixtral", num_hidden_layers=1)
-    recorder = Recorder(layout(model))
+    recorder = RoutingRecorder(expert_layout(model))
     index = torch.tensor([[6, 4], [5, 2], [1, 3]])  # of 6 experts: 6 means none
     weights = torch.tensor([[0.0, 1.0], [0.5, 0.5], [0.25, 0.75]])
     recorder.experts(0, torch.zeros(3, 32), index, weights, lambda: None)
@@ -177,7 +177,7 @@ def test_a_sentinel_is_no_expert_and_equal_weights_keep_the_routers_order() -> N
 def test_layers_with_fewer_experts_a_token_are_padded() -> None:
     more = {"num_experts": 6, "moe_topk": [3, 1, 2], "head_dim": 8}
     model = build("hunyuan_v1_moe", **more)
-    with torch.no_grad(), recording(model) as recorder:
+    with torch.no_grad(), record_routing(model) as recorder:
         model(some_ids())
         routing = recorder.take()
     assert (routing.experts >= 0).sum(axis=2).tolist() == [[3, 1, 2]] * 18
@@ -186,7 +186,7 @@ def test_layers_with_fewer_experts_a_token_are_padded() -> None:
 
 
 def test_layouts_name_their_layers() -> None:
-    found = layout(build("qwen3_moe"))
+    found = expert_layout(build("qwen3_moe"))
     assert (found.n_layers, found.n_experts) == (3, 6)
     assert [layer.index for layer in found.layers] == [0, 2]
     assert [layer.name for layer in found.layers] == [
@@ -207,7 +207,7 @@ def test_the_guess_is_the_next_router_on_this_blocks_input() -> None:
             inputs[index] = output.reshape(-1, 32)
 
         layer.post_attention_layernorm.register_forward_hook(keep)
-    with torch.no_grad(), recording(model) as recorder:
+    with torch.no_grad(), record_routing(model) as recorder:
         model(some_ids())
         routing = recorder.take()
         for index, layer in enumerate(model.model.layers):
@@ -227,7 +227,7 @@ def test_the_guess_is_right_where_nothing_changes_between_two_layers(family: str
         for name, weight in model.named_parameters():  # every layer adds nothing to the stream
             if "o_proj" in name or "down_proj" in name:
                 weight.zero_()
-        with recording(model) as recorder:
+        with record_routing(model) as recorder:
             model(some_ids())
             routing = recorder.take()
     later = [layer.index for layer in recorder.layout.layers[1:]]
@@ -246,7 +246,7 @@ def test_recorders_of_router_logits_and_other_hooks_see_nothing_of_the_guess() -
         alone = model(ids, output_router_logits=True)
         calls = list(seen)
         seen.clear()
-        with recording(model) as recorder:
+        with record_routing(model) as recorder:
             watched = model(ids, output_router_logits=True)
             recorder.take()
     assert seen == calls
@@ -281,7 +281,7 @@ def test_other_layouts_are_refused_by_name(family: str, more: dict[str, Any], me
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     with pytest.raises(CrispError) as error:
-        layout(model)
+        expert_layout(model)
     assert message in str(error.value)
 
 
@@ -294,20 +294,20 @@ def test_encoder_decoders_and_models_of_images_are_refused() -> None:
         config.text_config.num_hidden_layers = config.vision_config.depth = 1
         vision = transformers.Qwen3VLMoeForConditionalGeneration(config)
     with pytest.raises(CrispError, match=r"BartForConditionalGeneration.*is an encoder-decoder"):
-        layout(bart)
+        expert_layout(bart)
     with pytest.raises(CrispError, match=r"Qwen3VLMoe.*is more than a language model"):
-        layout(vision)
+        expert_layout(vision)
 
 
 def test_noise_of_training_is_refused() -> None:
     model = build("phimoe").train()
-    with pytest.raises(CrispError, match="training mode"), recording(model):
+    with pytest.raises(CrispError, match="training mode"), record_routing(model):
         pass
 
 
 def test_experts_that_run_twice_or_never_are_refused() -> None:
     model = build("mixtral")
-    with torch.no_grad(), recording(model) as recorder:
+    with torch.no_grad(), record_routing(model) as recorder:
         model(some_ids())
         with pytest.raises(CrispError, match="ran twice in one forward pass"):
             model(some_ids())
@@ -324,6 +324,6 @@ def test_a_module_that_cannot_be_loaded_is_not_called_missing(
 
     monkeypatch.setattr("importlib.import_module", short_of_memory)
     with pytest.raises(CrispError, match=r"^torch cannot be loaded: torch\.so: failed to map"):
-        need("torch")
+        import_extra("torch")
     with pytest.raises(CrispError, match=r"^no_such is needed and not installed: pip install"):
-        need("no_such.part")
+        import_extra("no_such.part")

@@ -19,7 +19,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
-from crisp.adapter import Experts, MoeLayer, attach, execute, layout  # noqa: E402
+from crisp.adapter import Experts, MoeLayer, attach, execute, expert_layout  # noqa: E402
 from crisp.capture import cache_of  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.model.config import FAMILIES  # noqa: E402
@@ -390,7 +390,7 @@ def test_groups_and_correction_bias_decide_which_experts_but_not_their_weights()
 )
 def test_with_all_routed_experts_skipped_the_shared_ones_remain(name: str, shared: Any) -> None:
     model, spec = built(name), spec_of(name)
-    block = layout(model).layers[0].block
+    block = expert_layout(model).layers[0].block
     x = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         alone = shared(block, x)
@@ -408,7 +408,7 @@ def test_neurons_in_another_order_are_the_same_model(name: str) -> None:
     with attach(model, named("up"), spec=spec_of(name)):
         half = logits(model)
     generator = torch.Generator().manual_seed(3)
-    for layer in layout(model).layers:
+    for layer in expert_layout(model).layers:
         experts = Experts.of(layer)
         for expert in range(experts.n_experts):
             first, down = experts.norms(expert)
@@ -457,7 +457,7 @@ def test_the_geometry_is_that_of_the_model_however_its_config_is_spelled(
     case = CASES[name]
     config = transformers.AutoConfig.for_model(case.model_type, **{**SMALL, **case.config, **more})
     with torch.device("meta"):
-        found = layout(transformers.AutoModelForCausalLM.from_config(config))
+        found = expert_layout(transformers.AutoModelForCausalLM.from_config(config))
     spec = ModelSpec.from_config(config.to_dict())
     assert (spec.n_layers, spec.n_experts) == (found.n_layers, found.n_experts)
     assert spec.moe_layers == tuple(layer.index for layer in found.layers)
@@ -545,7 +545,7 @@ def test_a_width_is_as_if_the_rest_of_the_down_matrix_were_zero(family: str, nam
 
 
 def test_no_expert_is_skipped_whatever_its_weight() -> None:
-    layer = layout(built("mixtral")).layers[0]
+    layer = expert_layout(built("mixtral")).layers[0]
     experts = Experts.of(layer)
     hidden, index, weights = routed(6, 32)
     index = index.clone()
@@ -576,7 +576,7 @@ def test_norms_by_hand() -> None:
         ("gpt_oss", lambda m: (m.gate_up_proj[2, :, 14], m.gate_up_proj[2, :, 15]), (2, 7)),
         ("nemotron_h", lambda m: (m.up_proj[2, 7],), (2, slice(None), 7)),
     ):
-        layer = layout(built(name)).layers[0]
+        layer = expert_layout(built(name)).layers[0]
         found = Experts.of(layer).norms(2)
         with torch.no_grad():
             square = sum(float((part.double() ** 2).sum()) for part in first(layer.experts))
@@ -596,7 +596,7 @@ def test_a_norm_of_each_experts_output_is_refused() -> None:
 
 def spoiled(name: str, **attributes: Any) -> MoeLayer:
     """A layer whose experts have some attributes changed; ... takes one away."""
-    found = layout(built(name)).layers[0]
+    found = expert_layout(built(name)).layers[0]
     module = copy.deepcopy(found.experts)
     for key, value in attributes.items():
         if value is ...:

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from crisp.adapter import attach  # noqa: E402
 from crisp.capture import cache_of  # noqa: E402
-from crisp.checkpoint.loading import load  # noqa: E402
+from crisp.checkpoint.loading import load_model  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.model.spec import ModelSpec  # noqa: E402
 from crisp.policy import Budget, named  # noqa: E402
@@ -27,7 +27,7 @@ TOKENS = torch.arange(5, 69).reshape(2, 32)[:, :24] * 17 % 2048
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Any]:
-    model = load(str(ROOT / "traces" / "tiny-mixtral")).model.float()
+    model = load_model(str(ROOT / "traces" / "tiny-mixtral")).model.float()
     model.set_experts_implementation("eager")
     yield model
 

@@ -225,13 +225,13 @@ def test_decoding_with_a_cache_equals_the_full_forward() -> None:
 
 
 def test_the_adapter_finds_its_layers_and_what_its_router_chose() -> None:
-    from crisp.adapter import layout, recording
+    from crisp.adapter import expert_layout, record_routing
 
     model = built()
-    found = layout(model)
+    found = expert_layout(model)
     assert (found.n_layers, found.n_experts) == (4, 8)
     assert [layer.index for layer in found.layers] == [1, 2, 3]
-    with recording(model) as recorder, torch.no_grad():
+    with record_routing(model) as recorder, torch.no_grad():
         out = model(tokens(), output_router_logits=True)
     routing = recorder.take()
     for which, logits in enumerate(out.router_logits, start=1):

@@ -62,7 +62,7 @@ def test_every_tensor_is_where_the_header_says(
         assert (tensor.name, tensor.shape) == (name, value.shape)
     assert [found.tensors[name].dtype for name in TENSORS] == ["F32", "F16", "I64", "F32"]
     for shard in found.shards:
-        offsets = [tensor.offset for tensor in found.within(shard)]
+        offsets = [tensor.offset for tensor in found.tensors_of(shard)]
         assert offsets == sorted(offsets)
 
 

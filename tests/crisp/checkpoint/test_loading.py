@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from crisp.checkpoint.loading import load
+from crisp.checkpoint.loading import load_model
 from crisp.errors import CrispError
 
 pytest.importorskip("torch", reason="needs the extra hf")
@@ -45,7 +45,7 @@ def test_a_checkpoint_that_cannot_be_used_gets_one_line(
 ) -> None:
     folder = damaged(tmp_path, **damage)
     with pytest.raises(CrispError) as error:
-        load(folder)
+        load_model(folder)
     assert str(error.value).startswith(f"{folder}: ")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -59,16 +59,16 @@ def test_weights_that_are_missing_are_never_made_up(tmp_path: Path) -> None:
     del weights["model.layers.2.input_layernorm.weight"]
     save_file(weights, f"{folder}/model.safetensors", {"format": "pt"})
     with pytest.raises(CrispError, match=r"lacks 1 .* model\.layers\.2\.input_layernorm\.weight"):
-        load(folder)
+        load_model(folder)
 
 
 def test_a_missing_folder_is_said_at_once(tmp_path: Path) -> None:
     for name in (str(tmp_path / "none"), "./none", "none", f"{TINY}/config.json"):
         with pytest.raises(CrispError, match="is no folder"):
-            load(name)
+            load_model(name)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(CrispError, match=r"torch is needed.*pip install '\.\[hf\]'"):
-        load(str(TINY))
+        load_model(str(TINY))

@@ -12,18 +12,18 @@ torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
 from crisp.capture import Recipe, capture  # noqa: E402
-from crisp.checkpoint.loading import load  # noqa: E402
-from crisp.checkpoint.windows import Windows  # noqa: E402
+from crisp.checkpoint.loading import load_model  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.prepare import calibration  # noqa: E402
-from crisp.prepare.calibration import Calibration, LayerSums, batches, calibrate  # noqa: E402
+from crisp.prepare.calibration import CalibrationSums, LayerSums, batch_windows, calibrate  # noqa: E402
 from crisp.profile import Profile  # noqa: E402
+from crisp.text_windows import TokenWindows  # noqa: E402
 from tests.crisp.tiny import mixtral, windows  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 
 
-def by_hand(model: Any, read: Windows) -> dict[int, LayerSums]:
+def by_hand(model: Any, read: TokenWindows) -> dict[int, LayerSums]:
     """The same sums, token by token in numpy, from what the experts modules are given."""
     given: list[tuple[int, list[Any]]] = []
     hooks = [
@@ -96,7 +96,7 @@ def test_the_model_computes_what_it_would_have(dtype: str) -> None:
 
 
 def test_counts_are_those_of_a_captured_trace(tmp_path: Path) -> None:
-    loaded = load(str(ROOT / "traces" / "tiny-mixtral"))
+    loaded = load_model(str(ROOT / "traces" / "tiny-mixtral"))
     loaded.model.float().set_experts_implementation("eager")
     text = tmp_path / "a.txt"
     text.write_text((ROOT / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
@@ -104,7 +104,7 @@ def test_counts_are_those_of_a_captured_trace(tmp_path: Path) -> None:
     trace = capture(loaded, [text], recipe)
     assert trace.token is not None
     cut = list(trace.token.astype(np.int64).reshape(6, 48))
-    found = calibrate(loaded.model, Windows(cut, [47] * 6, [0] * 6, [], 48, 48))
+    found = calibrate(loaded.model, TokenWindows(cut, [47] * 6, [0] * 6, [], 48, 48))
     profile = Profile.from_trace(trace)
     for layer, sums in found.layers.items():
         assert sums.tokens.tolist() == profile.expert_counts[layer].tolist()
@@ -127,9 +127,9 @@ def test_experts_that_no_token_reached_are_reported() -> None:
 def test_neighbours_of_equal_length_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "BATCH_TOKENS", 20)
     cut = windows([8, 8, 8, 5, 5, 30]).tokens
-    assert [[len(w) for w in batch] for batch in batches(cut)] == [[8, 8], [8], [5, 5], [30]]
-    assert [w.tolist() for batch in batches(cut) for w in batch] == [w.tolist() for w in cut]
-    assert [[len(w) for w in batch] for batch in batches(cut, 4)] == [[5], [30]]
+    assert [[len(w) for w in batch] for batch in batch_windows(cut)] == [[8, 8], [8], [5, 5], [30]]
+    assert [w.tolist() for batch in batch_windows(cut) for w in batch] == [w.tolist() for w in cut]
+    assert [[len(w) for w in batch] for batch in batch_windows(cut, 4)] == [[5], [30]]
 
 
 def test_going_on_from_a_saved_state_changes_no_bit(
@@ -142,14 +142,14 @@ def test_going_on_from_a_saved_state_changes_no_bit(
     whole = calibrate(model, read, lambda *now: told.append(now))
     assert told == [(16, 72), (32, 72), (48, 72), (64, 72), (72, 72)]
 
-    def save(state: Calibration) -> None:
+    def save(state: CalibrationSums) -> None:
         state.save(file)
         if state.windows == 8:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         calibrate(model, read, save=save)
-    state = Calibration.load(file)
+    state = CalibrationSums.load(file)
     assert (state.windows, state.tokens) == (8, 64)
     resumed = calibrate(model, read, state=state)
     assert (resumed.windows, resumed.tokens) == (9, 72)
@@ -169,12 +169,12 @@ def test_a_state_of_another_model_or_no_state_is_refused(tmp_path: Path) -> None
     for content in (whole[: len(whole) // 2], b"", b"nothing of the kind"):
         file.write_bytes(content)
         with pytest.raises(CrispError, match=r"state\.npz: is no saved calibration"):
-            Calibration.load(file)
+            CalibrationSums.load(file)
     np.savez(file, read=np.array([1, 2]), **{"0.tokens": np.zeros(4)})
     with pytest.raises(CrispError, match="is no saved calibration"):
-        Calibration.load(file)
+        CalibrationSums.load(file)
     with pytest.raises(CrispError, match="is no saved calibration"):
-        Calibration.load(tmp_path / "absent.npz")
+        CalibrationSums.load(tmp_path / "absent.npz")
 
 
 # -- damaged weights -------------------------------------------------------------------------------

@@ -21,16 +21,16 @@ from safetensors.numpy import load_file, save_file
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
-from crisp.adapter import Experts, layout  # noqa: E402
+from crisp.adapter import Experts, expert_layout  # noqa: E402
 from crisp.checkpoint.deepseek import register  # noqa: E402
 from crisp.checkpoint.files import SINGLE as NAME  # noqa: E402
 from crisp.checkpoint.files import open_checkpoint  # noqa: E402
 from crisp.checkpoint.skeleton import open_skeleton  # noqa: E402
-from crisp.checkpoint.windows import Windows  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
-from crisp.prepare.calibration import Calibration, calibrate  # noqa: E402
-from crisp.prepare.layerwise import layerwise  # noqa: E402
+from crisp.prepare.calibration import CalibrationSums, calibrate  # noqa: E402
+from crisp.prepare.layerwise import calibrate_layerwise  # noqa: E402
 from crisp.profile.metadata import FILE, Metadata  # noqa: E402
+from crisp.text_windows import TokenWindows  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 SMALL = {
@@ -103,11 +103,13 @@ def build(family: str) -> Any:
     return model
 
 
-def some_windows(lengths: tuple[int, ...] = (24, 24, 24, 9)) -> Windows:
+def some_windows(lengths: tuple[int, ...] = (24, 24, 24, 9)) -> TokenWindows:
     draw = np.random.default_rng(1)
     tokens = [draw.integers(3, 96, length) for length in lengths]
     fresh = [length - 1 for length in lengths]
-    return Windows(tokens, fresh, [0] * len(tokens), ["text sha256:0"], max(lengths), max(lengths))
+    return TokenWindows(
+        tokens, fresh, [0] * len(tokens), ["text sha256:0"], max(lengths), max(lengths)
+    )
 
 
 def same(found: Any, expected: Any) -> None:
@@ -127,10 +129,10 @@ def same(found: Any, expected: Any) -> None:
 def test_the_whole_model_in_memory_gives_the_same(family: str, dtype: Any, tmp_path: Path) -> None:
     model = build(family)
     expected = calibrate(model, some_windows())
-    experts = {layer.index: Experts.of(layer) for layer in layout(model).layers}
+    experts = {layer.index: Experts.of(layer) for layer in expert_layout(model).layers}
     norms = {layer: [own.norms(expert) for expert in range(6)] for layer, own in experts.items()}
     model.to(dtype).save_pretrained(tmp_path / "model")
-    found = layerwise(tmp_path / "model", some_windows(), tmp_path / "spill")
+    found = calibrate_layerwise(tmp_path / "model", some_windows(), tmp_path / "spill")
     same(found.calibration, expected)
     assert found.norms.keys() == norms.keys()
     for layer, each in norms.items():
@@ -147,7 +149,7 @@ def test_experts_fused_on_disk(family: str, tmp_path: Path) -> None:
     model.config.save_pretrained(tmp_path)
     save_file({name: one.numpy() for name, one in model.state_dict().items()}, tmp_path / NAME)
     assert any(name.endswith("experts.gate_up_proj") for name in load_file(tmp_path / NAME))
-    same(layerwise(tmp_path, some_windows(), tmp_path / "spill").calibration, expected)
+    same(calibrate_layerwise(tmp_path, some_windows(), tmp_path / "spill").calibration, expected)
 
 
 def test_one_layer_at_a_time_is_in_memory(tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_one_layer_at_a_time_is_in_memory(tmp_path: Path) -> None:
     assert held() == outside
     for index in (3, 0):
         prefix = f"model.layers.{index}."
-        with skeleton.holding(index):
+        with skeleton.loaded_layer(index):
             inside = {n for n, _ in skeleton.model.named_parameters() if n.startswith(prefix)}
             assert inside and held() == outside | dict.fromkeys(inside, torch.float32)
         assert held() == outside
@@ -204,7 +206,7 @@ def test_after_a_kill_finished_layers_are_not_run_again(tmp_path: Path) -> None:
             raise Killed
 
     with pytest.raises(Killed):
-        layerwise(tmp_path / "model", windows, tmp_path / "spill", progress)
+        calibrate_layerwise(tmp_path / "model", windows, tmp_path / "spill", progress)
     assert seen == [(72, 324), (81, 324), (153, 324), (162, 324), (234, 324)]  # 3 x 24, then 9
     left = ["hidden-2.npy", "norms-1.npy", "source", "sums-0.npz", "sums-1.npz"]
     assert files(tmp_path / "spill") == left
@@ -216,7 +218,7 @@ def test_after_a_kill_finished_layers_are_not_run_again(tmp_path: Path) -> None:
     (tmp_path / "spill" / "hidden-1.npy").touch()
     for layer in (0, 1):
         poison(tmp_path / "model", f"model.layers.{layer}.")
-    found = layerwise(
+    found = calibrate_layerwise(
         tmp_path / "model", windows, tmp_path / "spill", lambda *args: seen.append(args)
     )
     same(found.calibration, expected)
@@ -224,7 +226,7 @@ def test_after_a_kill_finished_layers_are_not_run_again(tmp_path: Path) -> None:
     done = ["norms-1.npy", "norms-2.npy", "norms-3.npy", "source"]
     done += [f"sums-{layer}.npz" for layer in range(4)]
     assert files(tmp_path / "spill") == done
-    again = layerwise(tmp_path / "model", windows, tmp_path / "spill", killed)
+    again = calibrate_layerwise(tmp_path / "model", windows, tmp_path / "spill", killed)
     same(again.calibration, expected)
 
 
@@ -234,19 +236,19 @@ def test_a_kill_between_the_files_of_one_layer(
     model, windows = build("mixtral"), some_windows()
     expected = calibrate(model, windows)
     model.save_pretrained(tmp_path / "model")
-    save = Calibration.save
+    save = CalibrationSums.save
 
-    def fail(self: Calibration, path: Path) -> None:
+    def fail(self: CalibrationSums, path: Path) -> None:
         if path.name == "sums-1.npz":
             raise Killed
         save(self, path)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Calibration, "save", fail)
-        layerwise(tmp_path / "model", windows, tmp_path / "spill")
+        patch.setattr(CalibrationSums, "save", fail)
+        calibrate_layerwise(tmp_path / "model", windows, tmp_path / "spill")
     assert {"hidden-1.npy", "hidden-2.npy", "norms-1.npy"} <= set(files(tmp_path / "spill"))
     poison(tmp_path / "model", "model.layers.0.")
-    same(layerwise(tmp_path / "model", windows, tmp_path / "spill").calibration, expected)
+    same(calibrate_layerwise(tmp_path / "model", windows, tmp_path / "spill").calibration, expected)
 
 
 def test_a_full_disk_leaves_what_was_finished(
@@ -257,7 +259,7 @@ def test_a_full_disk_leaves_what_was_finished(
     request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard)))
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))  # hidden states are 81 x 32 x 4 bytes
     with pytest.raises(CrispError, match=r"hidden-1\.npy: cannot be written: File too large$"):
-        layerwise(tmp_path / "model", some_windows(), tmp_path / "spill")
+        calibrate_layerwise(tmp_path / "model", some_windows(), tmp_path / "spill")
     assert files(tmp_path / "spill") == ["source"]
 
 
@@ -265,28 +267,28 @@ def test_a_folder_of_another_calibration_is_refused(tmp_path: Path) -> None:
     build("mixtral").save_pretrained(tmp_path / "model")
     windows = some_windows()
     with pytest.raises(Killed):
-        layerwise(tmp_path / "model", windows, tmp_path / "spill", killed)
+        calibrate_layerwise(tmp_path / "model", windows, tmp_path / "spill", killed)
     other = some_windows((24, 24, 33))  # the first tokens are the same
     assert np.array_equal(other.tokens[1], windows.tokens[1])
     with pytest.raises(
         CrispError, match=f"^{tmp_path}/spill: holds a calibration begun with other"
     ):
-        layerwise(tmp_path / "model", other, tmp_path / "spill")
+        calibrate_layerwise(tmp_path / "model", other, tmp_path / "spill")
     os.utime(tmp_path / "model" / NAME, (0, 0))
     with pytest.raises(CrispError, match="other weights or other text; remove it"):
-        layerwise(tmp_path / "model", windows, tmp_path / "spill")
+        calibrate_layerwise(tmp_path / "model", windows, tmp_path / "spill")
 
 
 def test_damaged_state_is_one_line(tmp_path: Path) -> None:
     build("mixtral").save_pretrained(tmp_path / "model")
     windows, spill = some_windows(), tmp_path / "spill"
-    layerwise(tmp_path / "model", windows, spill)
+    calibrate_layerwise(tmp_path / "model", windows, spill)
     (spill / "norms-3.npy").write_bytes(b"")
     with pytest.raises(CrispError, match=r"norms-3\.npy: cannot be read; remove .*spill"):
-        layerwise(tmp_path / "model", windows, spill)
+        calibrate_layerwise(tmp_path / "model", windows, spill)
     (spill / "sums-2.npz").unlink()
     with pytest.raises(CrispError, match=r"hidden-2\.npy: cannot be read"):
-        layerwise(tmp_path / "model", windows, spill)
+        calibrate_layerwise(tmp_path / "model", windows, spill)
 
 
 EXPERT = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
@@ -324,7 +326,7 @@ def test_weights_that_do_not_fit_are_named_before_any_work(
             tensors[name] = np.zeros(shape, np.float32)
     save_file(tensors, tmp_path / "model" / NAME)
     with pytest.raises(CrispError, match=complaint):
-        layerwise(tmp_path / "model", some_windows(), tmp_path / "spill", killed)
+        calibrate_layerwise(tmp_path / "model", some_windows(), tmp_path / "spill", killed)
     assert not (tmp_path / "spill").exists()
 
 
@@ -335,7 +337,7 @@ def test_what_old_checkpoints_hold_besides_is_left_alone(tmp_path: Path) -> None
     tensors = load_file(tmp_path / "model" / NAME)
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
     save_file(tensors, tmp_path / "model" / NAME)
-    found = layerwise(tmp_path / "model", some_windows(), tmp_path / "spill")
+    found = calibrate_layerwise(tmp_path / "model", some_windows(), tmp_path / "spill")
     same(found.calibration, expected)
 
 
@@ -344,7 +346,7 @@ def test_damaged_weights_are_named(tmp_path: Path) -> None:
     poison(tmp_path / "model", EXPERT)
     complaint = r"model\.layers\.1\.mlp\.experts: expert 3 gives values that are not finite"
     with pytest.raises(CrispError, match=complaint):
-        layerwise(tmp_path / "model", some_windows(), tmp_path / "spill")
+        calibrate_layerwise(tmp_path / "model", some_windows(), tmp_path / "spill")
 
 
 def test_layers_that_hand_on_more_than_hidden_states_are_refused(tmp_path: Path) -> None:
@@ -355,7 +357,7 @@ def test_layers_that_hand_on_more_than_hidden_states_are_refused(tmp_path: Path)
     with pytest.raises(
         CrispError, match=r"^model\.layers\.0 \(MixtralDecoderLayer\): returns more"
     ):
-        skeleton.run(0, torch.zeros(1, 4, dtype=torch.int64), None)
+        skeleton.run_layer(0, torch.zeros(1, 4, dtype=torch.int64), None)
 
 
 # -- memory ----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from crisp.checkpoint.files import weights_digest  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.prepare.importance import NeuronOrder  # noqa: E402
-from crisp.prepare.measuring import Request  # noqa: E402
+from crisp.prepare.request import PreparationRequest  # noqa: E402
 from crisp.prepare.pipeline import prepare, refresh  # noqa: E402
 from crisp.prepare.roles import read_method  # noqa: E402
 from crisp.profile.metadata import FILE, Metadata  # noqa: E402
@@ -33,7 +33,7 @@ from crisp.profile.metadata import FILE, Metadata  # noqa: E402
 ROOT = Path(__file__).parents[3]
 TOKENIZER = ROOT / "traces" / "tiny-mixtral"
 TEXTS = [ROOT / "docs" / "contract.md", ROOT / "docs" / "traces.md"]
-ASKED = Request(
+ASKED = PreparationRequest(
     TEXTS, read_method("grouped(passes=2,least=4)"), NeuronOrder(), 128, tokens=1024, block=16
 )
 LAYERS, EXPERTS = 3, 4
@@ -417,7 +417,7 @@ def test_a_kill_while_tidying_up_leaves_a_finished_model(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("crisp.prepare.work.shutil.rmtree", killed)
+        patch.setattr("crisp.prepare.folder.shutil.rmtree", killed)
         prepare(model, tmp_path / "out", ASKED, silent)
     assert (tmp_path / "out.partial").exists()
     same(prepare(model, tmp_path / "out", ASKED, silent), Metadata.load(prepared / FILE))

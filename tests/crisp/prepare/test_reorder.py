@@ -21,9 +21,9 @@ transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from crisp.adapter import Experts, Layout, layout  # noqa: E402
+from crisp.adapter import ExpertLayout, Experts, expert_layout  # noqa: E402
 from crisp.checkpoint.deepseek import register  # noqa: E402
-from crisp.checkpoint.experts import expert_tensors  # noqa: E402
+from crisp.checkpoint.expert_tensors import expert_tensors  # noqa: E402
 from crisp.checkpoint.files import open_checkpoint, weights_digest  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.prepare.reorder import reorder  # noqa: E402
@@ -46,15 +46,15 @@ def load(folder: Path, dtype: Any = torch.float64) -> Any:
     return auto.from_pretrained(folder, dtype=dtype, experts_implementation="eager").eval()
 
 
-def skeleton(folder: Path) -> Layout:
+def skeleton(folder: Path) -> ExpertLayout:
     """What is known of a model before its weights are."""
     config = transformers.AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    return layout(model)
+    return expert_layout(model)
 
 
-def orders(found: Layout, seed: int = 0) -> dict[int, Any]:
+def orders(found: ExpertLayout, seed: int = 0) -> dict[int, Any]:
     random = np.random.default_rng(seed)
     sizes = {layer.index: Experts.of(layer) for layer in found.layers}
     return {
@@ -125,7 +125,7 @@ def test_every_family_computes_the_same_with_its_neurons_elsewhere(
     same_function(source, out)
     # In the model's own modules every expert has got its permutation, and nothing else has changed.
     mine, theirs = load(source, torch.float32), load(out, torch.float32)
-    found = layout(mine)
+    found = expert_layout(mine)
     for index, permutation in orders(found).items():
         (layer,) = [layer for layer in found.layers if layer.index == index]
         for expert, order in enumerate(permutation):
@@ -212,9 +212,9 @@ def test_files_keep_their_names_and_sizes_and_all_else_its_bytes(
             assert after[name] == before[name]
     found = open_checkpoint(original)
     for shard in found.shards:  # header and what belongs to no expert, byte by byte
-        start = found.within(shard)[0].offset
+        start = found.tensors_of(shard)[0].offset
         assert after[shard][:start] == before[shard][:start]
-        for tensor in found.within(shard):
+        for tensor in found.tensors_of(shard):
             own = slice(tensor.offset, tensor.offset + tensor.nbytes)
             assert (after[shard][own] == before[shard][own]) == (".experts." not in tensor.name)
 
@@ -297,7 +297,7 @@ class Stop(Exception):
 def stopping_after(count: int, source: Path) -> Callable[[int, int], None]:
     """Progress that stops the run when so many shards are finished, and in the next."""
     found = open_checkpoint(source)
-    bytes_of = [sum(x.nbytes for x in found.within(shard)) for shard in found.shards]
+    bytes_of = [sum(x.nbytes for x in found.tensors_of(shard)) for shard in found.shards]
     limit = sum(bytes_of[:count])
 
     def progress(done: int, _: int) -> None:

@@ -12,20 +12,27 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
-from crisp.checkpoint.loading import load  # noqa: E402
-from crisp.checkpoint.windows import Windows, read_windows  # noqa: E402
+from crisp.checkpoint.loading import load_model  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.prepare import calibration, roles  # noqa: E402
 from crisp.prepare.ablation import Ablation  # noqa: E402
-from crisp.prepare.calibration import Calibration, LayerSums, calibrate  # noqa: E402
-from crisp.prepare.roles import Exact, Grouped, Local, increases, local, read_method  # noqa: E402
+from crisp.prepare.calibration import CalibrationSums, LayerSums, calibrate  # noqa: E402
+from crisp.prepare.roles import (
+    Exact,
+    Grouped,
+    Local,
+    local_increases,
+    measure_increases,
+    read_method,
+)
 from crisp.profile.roles import agreement  # noqa: E402
+from crisp.text_windows import TokenWindows, read_windows  # noqa: E402
 from tests.crisp.tiny import mixtral, windows  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 
 
-def perplexity(model: Any, read: Windows, layer: int = 0, masked: Any = None) -> float:
+def perplexity(model: Any, read: TokenWindows, layer: int = 0, masked: Any = None) -> float:
     """Window by window, with the weights of ``masked(ids [k], w [k]) -> [k]`` set to zero."""
     experts = model.model.layers[layer].mlp.experts
     kept = experts.forward
@@ -64,7 +71,7 @@ def of_pair(own: int, other: int) -> Any:
 def test_exact_is_the_perplexity_with_the_expert_masked_less_that_without(k: int) -> None:
     model, read = mixtral(k=k), windows([12, 12, 9])
     read.fresh[1] = 5  # the window's first half only gives context
-    found = dict(increases(Exact(1), model, read))
+    found = dict(measure_increases(Exact(1), model, read))
     assert list(found) == [0, 1]
     plain = perplexity(model, read)
     for layer, increase in found.items():
@@ -82,8 +89,10 @@ def test_grouped_is_exact_where_tokens_do_not_meet(k: int, share: str, rounds: i
     """
     model, read = mixtral(k=k), windows([2] * 60)
     passes = rounds * round(k / float(share))
-    grouped = dict(increases(read_method(f"grouped({passes},share={share},least=1)"), model, read))
-    for layer, exact in increases(Exact(1), model, read):
+    grouped = dict(
+        measure_increases(read_method(f"grouped({passes},share={share},least=1)"), model, read)
+    )
+    for layer, exact in measure_increases(Exact(1), model, read):
         np.testing.assert_allclose(grouped[layer], exact, rtol=1e-9, atol=1e-9)
         assert np.isfinite(exact).any()
 
@@ -92,20 +101,20 @@ def test_grouped_is_exact_in_the_last_layer() -> None:
     """After it no token looks at another."""
     model, read = mixtral(), windows([24] * 6)
     method = read_method("grouped(4,share=.5,least=1)")
-    grouped = dict(increases(method, model, read, {0}))[1]
-    exact = dict(increases(Exact(1), model, read, {0}))[1]
+    grouped = dict(measure_increases(method, model, read, {0}))[1]
+    exact = dict(measure_increases(Exact(1), model, read, {0}))[1]
     np.testing.assert_allclose(grouped, exact, rtol=1e-9, atol=1e-9)
 
 
 def test_grouped_and_exact_name_the_same_experts_in_a_trained_model(shared: Path) -> None:
-    loaded = load(str(ROOT / "traces" / "tiny-mixtral"))
+    loaded = load_model(str(ROOT / "traces" / "tiny-mixtral"))
     model, rest = loaded.model.float(), {0, 1, 2, 3, 5}
     texts = sorted((shared / "data").glob("*.calibration.txt"))
     read = read_windows(loaded.tokenizer, texts, 256, limit=1536)
     found = []
     for method in (Exact(8), Grouped(8, least=8)):
         increase = np.full((6, 8, 8), np.nan)
-        increase[4] = dict(increases(method, model, read, rest))[4]
+        increase[4] = dict(measure_increases(method, model, read, rest))[4]
         found.append(increase)
     close = agreement(found[0], found[1])
     assert close.pairs >= 8 and close.rank > 0.9 and close.same > 0.85
@@ -128,17 +137,17 @@ def test_every_token_has_each_expert_masked_once_in_a_round() -> None:
 def test_what_is_masked_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = mixtral(), windows([12] * 6)
     method = Grouped(2, seed=3, least=1)
-    whole = dict(increases(method, model, read))
+    whole = dict(measure_increases(method, model, read))
     assert all(np.isfinite(increase).sum() >= 4 for increase in whole.values())
     monkeypatch.setattr(calibration, "BATCH_TOKENS", 24)
-    for layer, increase in increases(method, model, read):
+    for layer, increase in measure_increases(method, model, read):
         np.testing.assert_allclose(increase, whole[layer], rtol=1e-9, atol=1e-9)
 
 
 def test_too_few_tokens_are_no_measurement() -> None:
     model, read = mixtral(), windows([12] * 5)
     sums = calibrate(model, windows([12] * 5)).layers[0]
-    first = dict(increases(Exact(8), model, read))[0]
+    first = dict(measure_increases(Exact(8), model, read))[0]
     scored = np.zeros((4, 4), int)  # windows' last tokens are not scored
     for batch in Ablation(model, read).plain(0):
         for ids in batch.experts[batch.scored]:
@@ -146,9 +155,9 @@ def test_too_few_tokens_are_no_measurement() -> None:
             scored[ids[1], ids[0]] += 1
     assert np.array_equal(np.isfinite(first), scored >= 8)
     assert (scored > 0).sum() > (scored >= 8).sum() > 0
-    held = local(Local(8), Calibration({0: sums}))[0]
+    held = local_increases(Local(8), CalibrationSums({0: sums}))[0]
     assert np.array_equal(np.isfinite(held), sums.anchored + sums.anchored.T >= 8)
-    masked = dict(increases(read_method("grouped(1,share=1,least=8)"), model, read))[0]
+    masked = dict(measure_increases(read_method("grouped(1,share=1,least=8)"), model, read))[0]
     assert 0 < np.isfinite(masked).sum() < np.isfinite(first).sum()
 
 
@@ -157,7 +166,7 @@ def test_local_by_hand() -> None:
     sums = LayerSums.empty(3, 8)
     sums.anchored[0, 1], sums.anchored[1, 0], sums.anchored[2, 0] = 3, 1, 1
     sums.removed[0, 1], sums.removed[1, 0], sums.removed[0, 2] = 10, 6, 5
-    found = local(Local(2), Calibration({7: sums}))[7]
+    found = local_increases(Local(2), CalibrationSums({7: sums}))[7]
     assert found[0, 1] == 2.5 and found[1, 0] == 1.5
     assert np.isnan(found).sum() == 7
 
@@ -187,10 +196,12 @@ def test_a_run_that_starts_at_the_layer_is_the_whole_run() -> None:
 
 def test_layers_are_skipped_and_progress_comes_to_its_end() -> None:
     model, read = mixtral(layers=3), windows([12, 12])
-    whole = dict(increases(Grouped(2), model, read))
+    whole = dict(measure_increases(Grouped(2), model, read))
     for method in (Grouped(2), Exact()):
         told: list[tuple[int, int]] = []
-        rest = dict(increases(method, model, read, {0}, lambda *now, to=told: to.append(now)))
+        rest = dict(
+            measure_increases(method, model, read, {0}, lambda *now, to=told: to.append(now))
+        )
         assert list(rest) == [1, 2]
         assert [done for done, _ in told] == list(range(1, told[-1][1] + 1))
         assert told[-1][1] == 2 * (2 if isinstance(method, Grouped) else 6)
@@ -222,7 +233,7 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
     with torch.no_grad():
         model.lm_head.weight[0, 0] = float("nan")
     with pytest.raises(CrispError, match="its loss is not finite"):
-        next(increases(Grouped(), model, windows([6])))
+        next(measure_increases(Grouped(), model, windows([6])))
 
 
 def test_two_experts_stand_for_the_pair_in_either_order() -> None:

@@ -10,13 +10,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 pytest.importorskip("transformers", reason="needs the extra hf")
 
-from crisp.adapter import Experts, layout  # noqa: E402
-from crisp.checkpoint.windows import Windows  # noqa: E402
+from crisp.adapter import Experts, expert_layout  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.model.spec import ModelSpec  # noqa: E402
 from crisp.prepare import calibration, width_losses  # noqa: E402
 from crisp.prepare.ablation import Ablation  # noqa: E402
-from crisp.prepare.width_losses import measured_widths, reordered, spread  # noqa: E402
+from crisp.prepare.width_losses import measured_widths, sample_windows, temporarily_reordered  # noqa: E402
+from crisp.text_windows import TokenWindows  # noqa: E402
 from tests.crisp.tiny import mixtral, windows  # noqa: E402
 
 
@@ -25,7 +25,7 @@ def geometry(model: Any, block: int = 4) -> ModelSpec:
     return ModelSpec.from_config(model.config.to_dict()).with_(block=block)
 
 
-def chances(model: Any, read: Windows, layer: int, expert: int, role: int, left: int) -> Any:
+def chances(model: Any, read: TokenWindows, layer: int, expert: int, role: int, left: int) -> Any:
     """Of every token that may follow each scored one, and how often the expert has the role.
 
     Expert by expert and token by token; with its ``left`` first neurons where it has the role.
@@ -66,7 +66,7 @@ def test_it_is_how_far_predictions_move(k: int, monkeypatch: pytest.MonkeyPatch)
     read.fresh[1] = 5  # the window's first half only gives context
     spec = geometry(model)
     assert measured_widths(spec) == [0, 1, 2, 3, 5]  # 0, 1/8, 1/4 and 3/8, 1/2, 3/4; rounded up
-    found = dict(width_losses.width_losses(model, read, spec))
+    found = dict(width_losses.each_width_losses(model, read, spec))
     assert list(found) == [0, 1]
     for layer, own in found.items():
         assert own.counts.sum() == 45 * k and own.counts[:, 0].sum() == 45
@@ -98,7 +98,7 @@ def test_only_windows_with_such_a_token_run_from_the_layer_up(
         layer.self_attn.register_forward_hook(
             lambda _, __, out, at=at: calls.append((at, len(out[0])))
         )
-    found = width_losses.width_losses(model, read, spec, skip={0, 2})
+    found = width_losses.each_width_losses(model, read, spec, skip={0, 2})
     (batch,) = Ablation(model, read).plain(1)
     calls.clear()
     ((layer, own),) = found
@@ -117,7 +117,7 @@ def test_only_windows_with_such_a_token_run_from_the_layer_up(
 def test_progress_comes_to_its_end() -> None:
     told: list[tuple[int, int]] = []
     model = mixtral(layers=3)
-    found = width_losses.width_losses(
+    found = width_losses.each_width_losses(
         model, windows([6, 6]), geometry(model, 16), {1}, lambda *now: told.append(now)
     )
     assert [layer for layer, _ in found] == [0, 2]
@@ -134,22 +134,22 @@ def test_windows_are_taken_from_all_over_the_text() -> None:
         (80, [0, 1, 2, 3, 5, 6, 7, 8]),
         (999, range(9)),
     ):
-        found = spread(read, tokens)
+        found = sample_windows(read, tokens)
         assert [one[0] for one in found.tokens] == list(kept)
         assert found.fresh == [len(one) - 1 for one in found.tokens]
     with pytest.raises(CrispError, match="--width-losses 9: at least a window of 10 tokens"):
-        spread(read, 9)
+        sample_windows(read, 9)
 
 
 def test_neurons_stand_in_their_order_for_a_while() -> None:
     model = mixtral()
-    experts = {layer.index: Experts.of(layer) for layer in layout(model).layers}
+    experts = {layer.index: Experts.of(layer) for layer in expert_layout(model).layers}
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     draw = np.random.default_rng(0)
     orders = {layer: draw.permuted(np.tile(np.arange(24), (4, 1)), axis=1) for layer in (0, 1)}
     x = torch.randn(5, 16, dtype=torch.float64)
     whole = experts[1].activation(2, x, 24)
-    with pytest.raises(KeyboardInterrupt), reordered(experts, orders):
+    with pytest.raises(KeyboardInterrupt), temporarily_reordered(experts, orders):
         first = experts[1].activation(2, x, 3)
         torch.testing.assert_close(first, whole[:, orders[1][2, :3]])
         raise KeyboardInterrupt

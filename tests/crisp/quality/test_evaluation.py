@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crisp.adapter import recording
-from crisp.checkpoint.loading import Loaded, in_float32, load
-from crisp.checkpoint.windows import Windows, read_windows
+from crisp.adapter import record_routing
+from crisp.checkpoint.loading import LoadedModel, load_model, to_float32
 from crisp.errors import CrispError
 from crisp.policy import Budget, named
 from crisp.profile import Profile
-from crisp.quality import Quality, evaluate, geometry, measure, to_json
+from crisp.quality import Quality, evaluate, geometry, score_windows, to_json
+from crisp.text_windows import TokenWindows, read_windows
 from crisp.trace import RoutingTrace
 
 torch = pytest.importorskip("torch", reason="needs the extra hf")
@@ -27,14 +27,14 @@ BLOCK = 3 * 16 * 128 * 2  # bytes: three matrices, 16 neurons, d_model, bfloat16
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Iterator[Loaded]:
-    loaded = in_float32(load(str(ROOT / "traces" / "tiny-mixtral")))
+def tiny() -> Iterator[LoadedModel]:
+    loaded = to_float32(load_model(str(ROOT / "traces" / "tiny-mixtral")))
     loaded.model.set_experts_implementation("eager")
     yield loaded
 
 
 @pytest.fixture(scope="module")
-def windows(tiny: Loaded) -> Windows:
+def windows(tiny: LoadedModel) -> TokenWindows:
     texts = [ROOT / "docs" / "contract.md", ROOT / "docs" / "traces.md"]
     return read_windows(tiny.tokenizer, texts, 64, limit=512)
 
@@ -46,17 +46,21 @@ def profile() -> Profile:
 
 
 @pytest.fixture(scope="module")
-def full(tiny: Loaded, windows: Windows) -> Quality:
+def full(tiny: LoadedModel, windows: TokenWindows) -> Quality:
     return evaluate(tiny, windows, named("fo"), spec=geometry(tiny, 16))
 
 
-def measured(tiny: Loaded, windows: Windows, full: Quality, width: str, **how: Any) -> Quality:
+def measured(
+    tiny: LoadedModel, windows: TokenWindows, full: Quality, width: str, **how: Any
+) -> Quality:
     policy = named("lru", width=width)
     return evaluate(tiny, windows, policy, spec=geometry(tiny, 16), reference=full.scores, **how)
 
 
-def test_full_width_is_the_plain_model(tiny: Loaded, windows: Windows, full: Quality) -> None:
-    plain = measure(tiny.model, windows)
+def test_full_width_is_the_plain_model(
+    tiny: LoadedModel, windows: TokenWindows, full: Quality
+) -> None:
+    plain = score_windows(tiny.model, windows)
     assert (plain.nll == full.scores.nll).all()
     again = measured(tiny, windows, full, "full")
     assert again.whole.ratio is not None
@@ -65,7 +69,7 @@ def test_full_width_is_the_plain_model(tiny: Loaded, windows: Windows, full: Qua
     assert (again.whole.retention.value, again.whole.retention.interval) == (1, (1, 1))
 
 
-def test_what_widths_touch(tiny: Loaded, windows: Windows, full: Quality) -> None:
+def test_what_widths_touch(tiny: LoadedModel, windows: TokenWindows, full: Quality) -> None:
     whole = LAYERS * K * BLOCKS * BLOCK
     for width, share, skipped in (("full", 1, 0), ("uniform(.5)", 0.5, 0), ("single", 0.5, LAYERS)):
         costs = measured(tiny, windows, full, width).costs
@@ -75,7 +79,7 @@ def test_what_widths_touch(tiny: Loaded, windows: Windows, full: Quality) -> Non
 
 
 def test_narrow_experts_cost_more_than_a_skipped_second_one(
-    tiny: Loaded, windows: Windows, full: Quality
+    tiny: LoadedModel, windows: TokenWindows, full: Quality
 ) -> None:
     half = measured(tiny, windows, full, "uniform(.5)")
     single = measured(tiny, windows, full, "single")
@@ -89,22 +93,22 @@ def test_narrow_experts_cost_more_than_a_skipped_second_one(
     assert half.whole.retention.value < 0.8
 
 
-def test_texts_are_told_apart(tiny: Loaded, windows: Windows, full: Quality) -> None:
+def test_texts_are_told_apart(tiny: LoadedModel, windows: TokenWindows, full: Quality) -> None:
     one, two = measured(tiny, windows, full, "single").by_text
     assert (one.text, two.text) == ("contract.md", "traces.md")
-    assert one.tokens + two.tokens == windows.n_tokens
+    assert one.tokens + two.tokens == windows.n_scored
     together = measured(tiny, windows, full, "single").whole.perplexity.value
     nll = (
         one.tokens * np.log(one.perplexity.value) + two.tokens * np.log(two.perplexity.value)
-    ) / (windows.n_tokens)
+    ) / (windows.n_scored)
     assert together == pytest.approx(np.exp(nll))
 
 
 def test_tiers_are_those_of_the_profile(
-    tiny: Loaded, windows: Windows, full: Quality, profile: Profile
+    tiny: LoadedModel, windows: TokenWindows, full: Quality, profile: Profile
 ) -> None:
     found = measured(tiny, windows, full, "tiered", profile=profile)
-    assert sum(row.events for row in found.by_tier) == LAYERS * windows.n_tokens
+    assert sum(row.events for row in found.by_tier) == LAYERS * windows.n_scored
     assert sum(row.share or 0 for row in found.by_tier) == pytest.approx(1)
     assert all(row.retention is not None for row in found.by_tier)
     # Tokens whose pairs are all hot would keep everything; widths that skip nothing in cold too.
@@ -113,16 +117,18 @@ def test_tiers_are_those_of_the_profile(
     assert measured(tiny, windows, full, "single", profile=profile).by_tier == []
 
 
-def test_renormalizing_changes_the_loss(tiny: Loaded, windows: Windows, full: Quality) -> None:
+def test_renormalizing_changes_the_loss(
+    tiny: LoadedModel, windows: TokenWindows, full: Quality
+) -> None:
     dropped = measured(tiny, windows, full, "single").whole.perplexity.value
     given = measured(tiny, windows, full, "single", renormalize=True).whole.perplexity.value
     assert dropped != given
 
 
-def distinct(tiny: Loaded, windows: Windows) -> int:
+def distinct(tiny: LoadedModel, windows: TokenWindows) -> int:
     """(layer, expert)s that any token is routed to."""
     seen: set[tuple[int, int]] = set()
-    with torch.inference_mode(), recording(tiny.model) as recorder:
+    with torch.inference_mode(), record_routing(tiny.model) as recorder:
         for tokens in windows.tokens:
             tiny.model(input_ids=torch.tensor(tokens)[None])
             for row in recorder.take().experts:
@@ -132,7 +138,7 @@ def distinct(tiny: Loaded, windows: Windows) -> int:
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
 def test_a_cache_that_holds_all_loads_each_expert_once(
-    tiny: Loaded, windows: Windows, full: Quality, scope: str
+    tiny: LoadedModel, windows: TokenWindows, full: Quality, scope: str
 ) -> None:
     few = replace(
         windows,
@@ -150,13 +156,15 @@ def test_a_cache_that_holds_all_loads_each_expert_once(
     assert found.settings["batch"] == 1
 
 
-def test_everything_is_said_as_json(tiny: Loaded, windows: Windows, full: Quality) -> None:
+def test_everything_is_said_as_json(
+    tiny: LoadedModel, windows: TokenWindows, full: Quality
+) -> None:
     other = measured(tiny, windows, full, "single")
     text = to_json([full, other])
     assert text == to_json([full, other])
     content = json.loads(text)
     first, second = content["results"]
-    assert (content["version"], first["metrics"]["tokens"]) == (1, windows.n_tokens)
+    assert (content["version"], first["metrics"]["tokens"]) == (1, windows.n_scored)
     assert first["metrics"]["ratio"] is None
     assert set(first["unavailable"]) == {
         "ratio", "ratio_interval", "retention", "retention_interval",
@@ -173,21 +181,21 @@ def test_everything_is_said_as_json(tiny: Loaded, windows: Windows, full: Qualit
     assert [text.split()[0] for text in settings["texts"]] == ["contract.md", "traces.md"]
 
 
-def test_a_single_window_has_no_interval(tiny: Loaded, windows: Windows) -> None:
+def test_a_single_window_has_no_interval(tiny: LoadedModel, windows: TokenWindows) -> None:
     one = replace(windows, tokens=windows.tokens[:1], fresh=[63], text=[0])
     found = evaluate(tiny, replace(one, dataset=windows.dataset[:1]), named("fo")).to_dict()
     assert found["metrics"]["perplexity_interval"] is None
     assert found["unavailable"]["perplexity_interval"] == "there is a single window"
 
 
-def test_tiers_need_counts(tiny: Loaded, windows: Windows) -> None:
+def test_tiers_need_counts(tiny: LoadedModel, windows: TokenWindows) -> None:
     with pytest.raises(CrispError, match="width tiered needs counts of combinations"):
         evaluate(tiny, windows, named("crisp"))
 
 
 def test_a_trained_model_predicts_as_well_as_was_found_before(shared: Path) -> None:
     """Between the rough figures of its README, measured on other windows of the same texts."""
-    loaded = in_float32(load(str(shared / "models" / "tiny-mixtral")))
+    loaded = to_float32(load_model(str(shared / "models" / "tiny-mixtral")))
     for kind, rough in (("code", 13.61), ("docs", 18.5), ("kjv", 27.12)):
         text = shared / "data" / f"{kind}.heldout.txt"
         windows = read_windows(loaded.tokenizer, [text], 256, limit=8192)

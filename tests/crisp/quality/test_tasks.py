@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from crisp.adapter import attach
-from crisp.checkpoint.loading import Loaded, in_float32, load
+from crisp.checkpoint.loading import LoadedModel, load_model, to_float32
 from crisp.errors import CrispError
 from crisp.policy import named
-from crisp.quality import Tasks
+from crisp.quality import EvaluationTasks
 from crisp.quality import tasks as tasks_module
 
 torch = pytest.importorskip("torch", reason="needs the extra hf")
@@ -57,11 +57,11 @@ metric_list:
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Loaded:
-    return in_float32(load(str(ROOT / "traces" / "tiny-mixtral")))
+def tiny() -> LoadedModel:
+    return to_float32(load_model(str(ROOT / "traces" / "tiny-mixtral")))
 
 
-def likelier(tiny: Loaded, question: str, choices: list[str]) -> int:
+def likelier(tiny: LoadedModel, question: str, choices: list[str]) -> int:
     """The choice that the model gives the higher likelihood, from its logits alone."""
     found = []
     for choice in choices:
@@ -73,9 +73,9 @@ def likelier(tiny: Loaded, question: str, choices: list[str]) -> int:
 
 
 def test_the_attached_model_answers(
-    tiny: Loaded, task: Path, capfd: pytest.CaptureFixture[str]
+    tiny: LoadedModel, task: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tasks = Tasks.load([str(task)])
+    tasks = EvaluationTasks.load([str(task)])
 
     def right() -> float:
         with torch.inference_mode():
@@ -98,15 +98,15 @@ def test_the_attached_model_answers(
 def test_a_data_set_that_is_not_there(task: Path, tmp_path: Path) -> None:
     (tmp_path / "questions.jsonl").unlink()
     with pytest.raises(CrispError, match=r"--tasks .*four.yaml: cannot be run: .*questions.jsonl"):
-        Tasks.load([str(task)])
+        EvaluationTasks.load([str(task)])
 
 
 def test_a_task_that_is_not_there(task: Path, tmp_path: Path) -> None:
     with pytest.raises(CrispError, match=r"--tasks nothing.yaml: no such file"):
-        Tasks.load(["nothing.yaml"])
+        EvaluationTasks.load(["nothing.yaml"])
     task.write_text("nonsense: 1", encoding="utf-8")
     with pytest.raises(CrispError, match=r"four.yaml: cannot be run: Unknown config shape"):
-        Tasks.load([str(task)])
+        EvaluationTasks.load([str(task)])
 
 
 def test_a_name_that_lm_eval_does_not_know(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_a_name_that_lm_eval_does_not_know(task: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("lm_eval.tasks.TaskManager", Known)
     for name, hint in (("hellswag", "did you mean 'hellaswag'?"), ("zzz", "a YAML file was")):
         with pytest.raises(CrispError) as error:
-            Tasks.load([name])
+            EvaluationTasks.load([name])
         assert f"--tasks {name}: lm-eval knows no such task; " in str(error.value)
         assert hint in str(error.value)
 
@@ -130,7 +130,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(tasks_module.importlib, "import_module", missing)
     with pytest.raises(CrispError, match=r"lm-eval is needed .*pip install '.\[eval\]'"):
-        Tasks.load(["arc_challenge"])
+        EvaluationTasks.load(["arc_challenge"])
 
 
 def test_scores_of_groups_follow_those_of_tasks() -> None:

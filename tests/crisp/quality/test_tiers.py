@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from crisp.checkpoint.windows import Windows
 from crisp.profile import COLD, HOT, WARM
-from crisp.quality import Scores, TierCounts, by_tier
+from crisp.quality import Scores, TierCounts, quality_by_tier
+from crisp.text_windows import TokenWindows
 
 # Of experts 0, 1, 2 and 3; pairs with 3 are cold, but for (2, 3), which is warm.
 LAYER = np.full((4, 4), HOT, np.uint8)
@@ -15,9 +15,9 @@ LAYER[2, 3] = LAYER[3, 2] = WARM
 TIERS = np.stack([np.full((4, 4), 99), LAYER, np.full((4, 4), 99), np.full((4, 4), WARM)])
 
 
-def windows(lengths: list[int], fresh: list[int]) -> Windows:
+def windows(lengths: list[int], fresh: list[int]) -> TokenWindows:
     tokens = [np.zeros(n, np.int64) for n in lengths]
-    return Windows(tokens, fresh, [0] * len(lengths), ["a sha256:0"], 3, 2)
+    return TokenWindows(tokens, fresh, [0] * len(lengths), ["a sha256:0"], 3, 2)
 
 
 def feed(counts: TierCounts, which: int, rows: list[list[int]]) -> None:
@@ -53,7 +53,7 @@ def test_by_tier_by_hand() -> None:
         return Scores(np.array(nll, np.float32), np.array(top, np.int32), window, window * 0)
 
     events = np.array([[2, 0, 0], [1, 1, 0], [0, 2, 0]])
-    found = by_tier(events, scores([1.5, 2, 5], [4, 4, 9]), scores([1, 2, 4], [4, 4, 4]))
+    found = quality_by_tier(events, scores([1.5, 2, 5], [4, 4, 9]), scores([1, 2, 4], [4, 4, 4]))
     hot, warm, cold = found
     assert [row.tier for row in found] == ["hot", "warm", "cold"]
     assert [row.events for row in found] == [3, 3, 0]

@@ -10,12 +10,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 pytest.importorskip("transformers", reason="needs the extra hf")
 
-from crisp.checkpoint.loading import in_float32, in_groups, load  # noqa: E402
-from crisp.checkpoint.windows import read_windows  # noqa: E402
+from crisp.checkpoint.loading import load_model, quantize_experts, to_float32  # noqa: E402
 from crisp.policy import named  # noqa: E402
 from crisp.quality import evaluate  # noqa: E402
+from crisp.text_windows import read_windows  # noqa: E402
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def printed(model: str) -> dict[str, list[str]]:
@@ -34,8 +34,8 @@ def test_the_page_says_what_is_measured(model: str, shared: Path) -> None:
     texts = [shared / "data" / f"{kind}.heldout.txt" for kind in ("code", "docs", "kjv")]
     expected, reference = printed(model), None
     for dtype in ("as published", "int8", "int4"):
-        loaded = in_float32(load(str(ROOT / "traces" / model)))
-        loaded = loaded if reference is None else in_groups(loaded, dtype)
+        loaded = to_float32(load_model(str(ROOT / "traces" / model)))
+        loaded = loaded if reference is None else quantize_experts(loaded, dtype)
         windows = read_windows(loaded.tokenizer, texts, 256, 256, 18432)
         found = evaluate(loaded, windows, named("fo"), reference=reference)
         own = found.whole

@@ -1,4 +1,4 @@
-"""The folder of a preparation under way: what is kept between stages, and the time they took."""
+"""The working folder of a preparation: what its stages save, and the time they took."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from crisp.errors import CrispError
 from crisp.files import atomic
 
 
-class Work:
-    """``OUT.partial`` beside the result; it is gone when the result is there."""
+class PreparationFolder:
+    """The folder ``OUT.partial`` beside the result ``OUT``; it is removed when that is complete."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -27,14 +27,15 @@ class Work:
 
     @classmethod
     @contextmanager
-    def open(cls, out: Path, request: str) -> Iterator[Work]:
-        """Begin, or go on with what was begun for the same ``request`` (a digest).
+    def open(cls, out: Path, request: str) -> Iterator[PreparationFolder]:
+        """Open the folder for the result ``out``, new or with what the same request has left.
 
-        Raises CrispError for a folder of something else, and while another process works there.
+        request: a digest, see `request_digest`. Raises CrispError if the folder is of something
+        else, and while another process works there.
         """
-        folder = beside(out)
+        folder = partial_folder(out)
         label = folder / "request"
-        if folder.is_symlink() or (folder.exists() and not _ours(folder)):
+        if folder.is_symlink() or (folder.exists() and not _left_by_preparation(folder)):
             raise CrispError(f"{folder}: is in the way, and was not left by a preparation")
         folder.mkdir(exist_ok=True)
         with (folder / "lock").open("wb") as lock:
@@ -42,8 +43,8 @@ class Work:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise CrispError(f"{folder}: another process is preparing there") from error
-            known = label.read_bytes() if label.exists() else None
-            if known not in (None, request.encode()):
+            labelled = label.read_bytes() if label.exists() else None
+            if labelled not in (None, request.encode()):
                 if any(folder.rglob("*.np*")) or (folder / "model").exists():
                     raise CrispError(
                         f"{folder}: holds a preparation begun with other options, text or "
@@ -57,7 +58,7 @@ class Work:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Add what the block takes to the stage's time, also if it ends early."""
+        """Add the duration of the block to the stage's time, also if it ends early."""
         begin = time.monotonic()
         try:
             yield
@@ -66,20 +67,20 @@ class Work:
             with atomic(self._times) as temporary:
                 temporary.write_text(json.dumps(self.seconds))
 
-    def finish(self, made: Path, out: Path) -> None:
-        """The result takes its place, at once; what was needed on the way goes."""
-        made.replace(out.resolve())
+    def finish(self, result: Path, out: Path) -> None:
+        """Rename the complete ``result`` to ``out`` and remove the working folder."""
+        result.replace(out.resolve())
         shutil.rmtree(self.folder)
 
 
-def beside(out: Path) -> Path:
-    """Where the work for ``out`` is kept."""
+def partial_folder(out: Path) -> Path:
+    """Return the working folder of ``out``."""
     return out.resolve().with_name(out.resolve().name + ".partial")
 
 
 def was_finished(out: Path, request: str) -> bool:
-    """Whether ``out`` is this request's result, but for tidying up, which is done now."""
-    folder = beside(out)
+    """Return whether ``out`` is this request's result; a working folder left over is removed."""
+    folder = partial_folder(out)
     label = folder / "request"
     if (folder / "model").exists() or not label.is_file() or label.read_bytes() != request.encode():
         return False
@@ -89,8 +90,8 @@ def was_finished(out: Path, request: str) -> bool:
     return True
 
 
-def _ours(folder: Path) -> bool:
-    """Whether a preparation made this folder: it is labelled, or so new that it is empty."""
+def _left_by_preparation(folder: Path) -> bool:
+    """Return whether a preparation made the folder: it is labelled, or so new that it is empty."""
     if (folder / "request").is_file():
         return True
     return folder.is_dir() and all(
@@ -99,7 +100,7 @@ def _ours(folder: Path) -> bool:
 
 
 def check_place(out: Path, source: Path) -> None:
-    """Raise CrispError unless ``out`` names a folder in one that exists, not the model's."""
+    """Raise CrispError unless ``out`` can be created: its parent exists and is not the model."""
     try:
         str(out).encode()
         place = out.resolve()
@@ -114,7 +115,7 @@ def check_place(out: Path, source: Path) -> None:
 
 
 def refuse_taken(out: Path) -> None:
-    """Raise CrispError if something is there already; an empty folder is nothing."""
+    """Raise CrispError if ``out`` exists already and is not an empty folder."""
     if out.is_dir() and any(out.iterdir()):
         raise CrispError(f"--out {out}: is not empty; a new folder was expected")
     if out.exists() and not out.is_dir():
@@ -122,15 +123,16 @@ def refuse_taken(out: Path) -> None:
 
 
 def request_digest(source: Path, texts: Sequence[Path], options: Sequence[object]) -> str:
-    """Of all that decides a result: options, and texts and weights by name, size and time."""
+    """Hash what decides a result: options, and texts and weights by name, size and time."""
     files = [*sorted(source.glob("*.safetensors")), source / "config.json", *texts]
     content = [str(source.resolve()), *map(_stamp, files), *map(str, options)]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _stamp(path: Path) -> tuple[str, int, int]:
+    """Return name, size in bytes and time in ns of a file; CrispError if it cannot be read."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError as error:
         raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return str(path.resolve()), found.st_size, found.st_mtime_ns
+    return str(path.resolve()), stat.st_size, stat.st_mtime_ns

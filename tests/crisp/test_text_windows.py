@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crisp.checkpoint.windows import Windows, opening, read_windows
 from crisp.errors import CrispError
+from crisp.text_windows import TokenWindows, opening_ids, read_windows
 
 BOS = [7, 8]
 
@@ -24,7 +24,7 @@ class Letters:
         return {"input_ids": (self.before if add_special_tokens else []) + ids}
 
 
-def cut(folder: Path, *texts: str, before: list[int] | None = None, **how: Any) -> Windows:
+def cut(folder: Path, *texts: str, before: list[int] | None = None, **how: Any) -> TokenWindows:
     paths = []
     for number, text in enumerate(texts):
         paths.append(folder / f"text {number}.txt")
@@ -32,19 +32,19 @@ def cut(folder: Path, *texts: str, before: list[int] | None = None, **how: Any) 
     return read_windows(Letters(before), paths, **how)
 
 
-def words(windows: Windows) -> list[str]:
+def words(windows: TokenWindows) -> list[str]:
     return ["".join(map(chr, tokens)) for tokens in windows.tokens]
 
 
-def scored(windows: Windows) -> list[str]:
-    return [word[len(word) - n :] for word, n in zip(words(windows), windows.fresh, strict=True)]
+def scored(windows: TokenWindows) -> list[str]:
+    return [word[len(word) - n :] for word, n in zip(words(windows), windows.scored, strict=True)]
 
 
 def test_windows_overlap_by_what_the_stride_leaves(tmp_path: Path) -> None:
     windows = cut(tmp_path, "abcdefghijk", window=5, stride=2)
     assert words(windows) == ["abcde", "cdefg", "efghi", "ghijk"]
     assert scored(windows) == ["bcde", "fg", "hi", "jk"]
-    assert (windows.n_tokens, windows.fed) == (10, 20)
+    assert (windows.n_scored, windows.n_fed) == (10, 20)
     assert (windows.window, windows.stride) == (5, 2)
 
 
@@ -70,7 +70,7 @@ def test_what_the_tokenizer_puts_before_a_text_opens_every_window(tmp_path: Path
     # a stride of the whole window would leave two tokens out between windows
     whole = cut(tmp_path, "abcdefg", before=BOS, window=5)
     assert (scored(whole), whole.stride) == (["abc", "def", "g"], 3)
-    assert opening(Letters(BOS)) == BOS
+    assert opening_ids(Letters(BOS)) == BOS
 
 
 def test_texts_are_kept_apart(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_every_token_but_the_first_is_scored_once(
         stride=min(stride, window - 1),
     )
     assert "".join(scored(windows)) == (text if led else text[1:])
-    for tokens, fresh in zip(windows.tokens, windows.fresh, strict=True):
+    for tokens, fresh in zip(windows.tokens, windows.scored, strict=True):
         assert 2 <= len(tokens) <= window
         assert 1 <= fresh < len(tokens)
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crisp.checkpoint.loading import Loaded, in_float32, load
-from crisp.checkpoint.windows import Windows, read_windows
+from crisp.checkpoint.loading import LoadedModel, load_model, to_float32
 from crisp.errors import CrispError
-from crisp.quality import Scores, measure, perplexity
+from crisp.quality import Scores, perplexity, score_windows
+from crisp.text_windows import TokenWindows, read_windows
 
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -19,12 +19,12 @@ VOCABULARY = 300
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Loaded:
-    return in_float32(load(str(ROOT / "traces" / "tiny-mixtral")))
+def tiny() -> LoadedModel:
+    return to_float32(load_model(str(ROOT / "traces" / "tiny-mixtral")))
 
 
 @pytest.fixture(scope="module")
-def windows(tiny: Loaded) -> Windows:
+def windows(tiny: LoadedModel) -> TokenWindows:
     texts = [ROOT / "docs" / "contract.md", ROOT / "docs" / "traces.md"]
     return read_windows(tiny.tokenizer, texts, 24, 10, limit=120)
 
@@ -49,16 +49,18 @@ def small(**config: Any) -> Any:
     ).eval()
 
 
-def drawn(*lengths: int, fresh: int = 3) -> Windows:
+def drawn(*lengths: int, fresh: int = 3) -> TokenWindows:
     draw = np.random.default_rng(0)
     tokens = [draw.integers(0, VOCABULARY, n) for n in lengths]
-    return Windows(tokens, [fresh] * len(lengths), [0] * len(lengths), ["a sha256:0"], 9, fresh)
+    return TokenWindows(
+        tokens, [fresh] * len(lengths), [0] * len(lengths), ["a sha256:0"], 9, fresh
+    )
 
 
-def straight(model: Any, windows: Windows) -> list[tuple[float, int]]:
+def straight(model: Any, windows: TokenWindows) -> list[tuple[float, int]]:
     """Token by token, in float64, from all the logits of one window."""
     found = []
-    for tokens, fresh in zip(windows.tokens, windows.fresh, strict=True):
+    for tokens, fresh in zip(windows.tokens, windows.scored, strict=True):
         logits = model(input_ids=torch.tensor(tokens)[None]).logits[0].double()
         for place in range(len(tokens) - fresh, len(tokens)):
             row = logits[place - 1].tolist()
@@ -71,29 +73,32 @@ def straight(model: Any, windows: Windows) -> list[tuple[float, int]]:
 def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large() -> None:
     model = small()
     torch.nn.init.zeros_(model.lm_head.weight)
-    found = perplexity(measure(model, drawn(9, 9, 5)))
+    found = perplexity(score_windows(model, drawn(9, 9, 5)))
     assert found.value == pytest.approx(VOCABULARY)
     assert found.interval == pytest.approx((VOCABULARY, VOCABULARY))
 
 
-def test_a_straight_loop_finds_the_same(tiny: Loaded, windows: Windows) -> None:
+def test_a_straight_loop_finds_the_same(tiny: LoadedModel, windows: TokenWindows) -> None:
     assert len({len(tokens) for tokens in windows.tokens}) > 1  # a short one at the end
-    found = measure(tiny.model, windows, batch=4)
+    found = score_windows(tiny.model, windows, batch=4)
     with torch.inference_mode():
         expected = straight(tiny.model, windows)
     assert found.nll == pytest.approx(np.array([nll for nll, _ in expected]), rel=1e-4, abs=1e-5)
     assert found.top.tolist() == [top for _, top in expected]
     mean = np.mean([nll for nll, _ in expected])
     assert perplexity(found).value == pytest.approx(np.exp(mean), rel=1e-5)
-    assert np.bincount(found.window).tolist() == windows.fresh
+    assert np.bincount(found.window).tolist() == windows.scored
     assert np.bincount(found.text).tolist() == [
-        sum(n for n, text in zip(windows.fresh, windows.text, strict=True) if text == own)
+        sum(n for n, text in zip(windows.scored, windows.text, strict=True) if text == own)
         for own in (0, 1)
     ]
 
 
-def test_one_token_at_a_time_finds_the_same(tiny: Loaded, windows: Windows) -> None:
-    whole, singly = measure(tiny.model, windows), measure(tiny.model, windows, singly=True)
+def test_one_token_at_a_time_finds_the_same(tiny: LoadedModel, windows: TokenWindows) -> None:
+    whole, singly = (
+        score_windows(tiny.model, windows),
+        score_windows(tiny.model, windows, singly=True),
+    )
     assert singly.nll == pytest.approx(whole.nll, rel=1e-3, abs=1e-4)
     assert (singly.top == whole.top).all()
 
@@ -115,8 +120,8 @@ def test_logits_in_pieces_are_the_models_own(
     model.model.layers[0].register_forward_hook(counted)
     pieces: list[Scores] = []
     for size in (1, 2 * VOCABULARY * 3, 1 << 25):
-        monkeypatch.setattr("crisp.quality.measuring._LOGITS", size)
-        pieces.append(measure(model, windows, batch=2))
+        monkeypatch.setattr("crisp.quality.scoring._LOGITS", size)
+        pieces.append(score_windows(model, windows, batch=2))
     assert passes == 3 * 3  # batches of 2, 1 and 1 windows, each computed once
     for piece in pieces:
         assert piece.nll == pytest.approx(np.array([nll for nll, _ in expected]), rel=1e-5)
@@ -124,10 +129,10 @@ def test_logits_in_pieces_are_the_models_own(
     assert "forward" not in vars(model.model)  # left as it was
 
 
-def test_progress_counts_tokens(windows: Windows, tiny: Loaded) -> None:
+def test_progress_counts_tokens(windows: TokenWindows, tiny: LoadedModel) -> None:
     told: list[tuple[int, int]] = []
-    measure(tiny.model, windows, lambda done, total: told.append((done, total)), batch=3)
-    assert told[-1] == (windows.fed, windows.fed)
+    score_windows(tiny.model, windows, lambda done, total: told.append((done, total)), batch=3)
+    assert told[-1] == (windows.n_fed, windows.n_fed)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
 
@@ -135,10 +140,10 @@ def test_weights_that_are_no_numbers_are_told_by_the_text() -> None:
     model = small()
     torch.nn.init.constant_(model.lm_head.weight, float("nan"))
     with pytest.raises(CrispError, match="a: the model gives a token no finite likelihood"):
-        measure(model, drawn(9))
+        score_windows(model, drawn(9))
 
 
-def test_on_a_cpu_everything_is_computed_in_float32(tiny: Loaded) -> None:
+def test_on_a_cpu_everything_is_computed_in_float32(tiny: LoadedModel) -> None:
     assert tiny.model.dtype == torch.float32
     assert tiny.how.startswith("float32 (published in bfloat16) on cpu, torch ")
-    assert in_float32(tiny) is tiny
+    assert to_float32(tiny) is tiny

@@ -79,7 +79,7 @@ soak: .venv-test/installed
 	$(TEST)/python benchmarks/soak.py
 
 kernels-report: .venv-test/installed
-	$(TEST)/python benchmarks/kernels.py
+	$(TEST)/python benchmarks/kernels
 
 quality: .venv-test/installed
 	$(TEST)/python benchmarks/quality $(if $(DATA),--data $(DATA))

@@ -1,9 +1,9 @@
-"""Times what the host spends on deciding, at Mixtral's and DeepSeek-MoE's counts.
+"""Time the host's decisions, at Mixtral's and DeepSeek-MoE's counts.
 
 Run it with `make bench`. Layers, experts, top-k and blocks are the models', the matrices tiny: 16
 neurons a block, 64 numbers each. The paper's figures (Table 3: tier lookup, priority queue
-operations, stream coordination) are of its own program beside a GPU, and stand here as what they
-are. The lookup of a replay is the host's; what a device looks up by itself needs a model.
+operations, stream coordination) are of its own program beside a GPU, and printed unchanged. The
+lookup of a replay is the host's; the lookup on a device needs a model.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ def main() -> None:
                     trace, spec, named(policy), Budget.parse("25%"), Profile.from_trace(trace),
                     Conditions(granularity),
                 )  # fmt: skip
-                found = replay(case, store, DeviceOptions()).metrics
-                columns = [found[f"{part}_us_per_{per}"] or 0 for per in ("event", "token")
-                           for part in PARTS]  # fmt: skip
-                told = "  ".join(f"{figure:6g}" for figure in paper)
+                metrics = replay(case, store, DeviceOptions()).metrics
+                columns = [metrics[f"{part}_us_per_{per}"] or 0
+                           for per in ("event", "token") for part in PARTS]  # fmt: skip
+                figures = "  ".join(f"{figure:6g}" for figure in paper)
                 print(f"{model} {policy} {granularity}".ljust(28)
-                      + "".join(f"{column:11.1f}" for column in columns) + f"  {told}")  # fmt: skip
+                      + "".join(f"{column:11.1f}" for column in columns) + f"  {figures}")  # fmt: skip
 
 
 def small(spec: ModelSpec) -> ModelSpec:
-    """The same counts of everything but what a neuron holds."""
+    """Return a model with the same counts, but 16 neurons a block of 64 numbers each."""
     return ModelSpec(
         name=spec.name, n_layers=spec.n_layers, moe_layers=spec.moe_layers,
         n_experts=spec.n_experts, top_k=spec.top_k, d_model=64, d_ff=16 * BLOCKS, dtype_bits=16,
@@ -63,7 +63,7 @@ def small(spec: ModelSpec) -> ModelSpec:
 
 
 def routing(spec: ModelSpec) -> RoutingTrace:
-    """Experts drawn at random, without end alike."""
+    """Return a trace of independently drawn random experts."""
     draw = np.random.default_rng(0)
     experts = np.full((TOKENS, spec.n_layers, spec.top_k), -1, np.int16)
     for layer in spec.moe_layers:

@@ -1,4 +1,4 @@
-"""What goes wrong with hardware while it runs."""
+"""The error of hardware that fails while it runs."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from crisp.errors import CrispError
 
 
 class DeviceError(CrispError):
-    """A stream failed, or what it read is not what was stored. One line, as for every user."""
+    """A stream that failed, or bytes that are not what was stored; its message is one line."""

@@ -29,6 +29,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
+from crisp.extensions import describe_origins
 from crisp.hardware.energy import Energy, StateDurations
 from crisp.hardware.profile import HardwareProfile
 from crisp.hw.devices.batch import ExpertBatch
@@ -322,9 +323,11 @@ def measured_run(
     figures, if one did. total_ns, lookup_ns: the run's time, and what turning the routers' answers
     into widths took of it.
     """
+    origin = describe_origins([("device", str(device["name"]))])  # of a plugin's
+    described_device = dict(device) | ({"plugins": origin} if origin else {})
     settings = case.settings("hw", None if hardware is None else hardware.to_dict())
     return finish(
-        settings | {"device": dict(device), "store": dict(store)},
+        settings | {"device": described_device, "store": dict(store)},
         case.spec,
         cost=None,
         scheduler=executor.scheduler,

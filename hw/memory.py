@@ -1,4 +1,4 @@
-"""How much memory there is to have, so that too much is refused instead of killing the process."""
+"""How much memory is available, so that a request for too much is refused and kills no process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from crisp.errors import CrispError
-from crisp.units import show_bytes
+from crisp.units import format_bytes
 
 _MEMINFO = Path("/proc/meminfo")
 _OWN_GROUP = Path("/proc/self/cgroup")
@@ -16,23 +16,23 @@ _GROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 62  # version 1 writes a number near 2^63 where there is none
 
 
-def available() -> int | None:
-    """Bytes that can be had now, by the machine and by the memory group; None: nobody says."""
-    known = [found for found in (_machine(), _group()) if found is not None]
-    return min(known) if known else None
+def available_bytes() -> int | None:
+    """Return the bytes of memory that machine and cgroup still allow; None where neither says."""
+    limits = [limit for limit in (_machine(), _group()) if limit is not None]
+    return min(limits) if limits else None
 
 
 def group_limit() -> int | None:
-    """Bytes that the process's memory group (cgroup) may have; None: as many as there are."""
+    """Return the limit of the process's memory cgroup in bytes; None: it has none."""
     limits = [limit for limit in (_number(folder / name) for folder, name, _ in _groups()) if limit]
     return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
 
-def anonymous(n_bytes: int, what: str) -> mmap.mmap:
-    """So much memory of the process's own, in huge pages where the kernel has them: a disk is told
-    of fewer pages then, and reads twice as fast.
+def map_anonymous(n_bytes: int, what: str) -> mmap.mmap:
+    """Map ``n_bytes`` of private zeroed memory, in huge pages where the kernel offers them.
 
-    Raises CrispError, naming ``what``, if the system refuses it.
+    A read into huge pages names fewer pages to the disk, and is twice as fast. Raises CrispError,
+    naming ``what``, if the system refuses.
     """
     try:
         memory = mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -45,15 +45,15 @@ def anonymous(n_bytes: int, what: str) -> mmap.mmap:
 
 
 def check_available(n_bytes: int, what: str) -> None:
-    """Raise CrispError if so many bytes for ``what`` cannot be had."""
-    free = available()
+    """Raise CrispError, naming ``what``, unless ``n_bytes`` of memory are available."""
+    free = available_bytes()
     if free is not None and n_bytes > free:
-        raise CrispError(
-            f"{what} needs {show_bytes(n_bytes)} of memory, {show_bytes(max(0, free))} can be had"
-        )
+        rest = format_bytes(max(0, free))
+        raise CrispError(f"{what} needs {format_bytes(n_bytes)} of memory, {rest} can be had")
 
 
 def _machine() -> int | None:
+    """Return the machine's available bytes, as /proc/meminfo says."""
     try:
         for line in _MEMINFO.read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
@@ -64,7 +64,9 @@ def _machine() -> int | None:
 
 
 def _group() -> int | None:
-    """What the process's memory groups (cgroup version 1 or 2) still allow, file cache excepted."""
+    """Return the bytes that the process's cgroups (version 1 or 2) still allow; file cache counts
+    as free.
+    """
     rooms = []
     for folder, *names in _groups():
         limit, usage = (_number(folder / name) for name in names)
@@ -74,9 +76,7 @@ def _group() -> int | None:
 
 
 def _groups() -> Iterator[tuple[Path, str, str]]:
-    """What may limit the process's memory: its group and those around it, each as folder, name of
-    the limit, name of the usage.
-    """
+    """Yield (folder, limit's file, usage's file) of the process's cgroup and of its parents."""
     try:
         entries = [line.split(":", 2) for line in _OWN_GROUP.read_text("utf-8").splitlines()]
     except OSError:
@@ -89,24 +89,25 @@ def _groups() -> Iterator[tuple[Path, str, str]]:
         else:
             continue
         top = _GROUPS / controllers
-        own = top / path.lstrip("/")
-        for folder in (own, *own.parents):
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
             if folder.is_relative_to(top):
                 yield folder, *names
 
 
 def _cache(folder: Path) -> int:
-    """Bytes of files in memory, which give way."""
+    """Return the bytes of cached files, which the kernel drops when memory is short."""
     try:
         lines = (folder / "memory.stat").read_text("utf-8").splitlines()
     except OSError:
         return 0
-    found = dict(line.split()[:2] for line in lines if len(line.split()) == 2)
+    counts = dict(line.split()[:2] for line in lines if len(line.split()) == 2)
     lists = ("active_file", "inactive_file")  # not what lies in a tmpfs, which must stay
-    return sum(int(found.get(f"total_{name}", found.get(name, 0))) for name in lists)
+    return sum(int(counts.get(f"total_{name}", counts.get(name, 0))) for name in lists)
 
 
 def _number(path: Path) -> int | None:
+    """Return the number in a file; None where there is none."""
     try:
         return int(path.read_text("utf-8"))
     except (OSError, ValueError):  # absent, or "max"

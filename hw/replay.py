@@ -1,4 +1,4 @@
-"""replay(): one run of a trace under a policy on real hardware.
+"""Replay a trace under a policy on real hardware.
 
 The routing is the trace's; loads and the experts' computations are real, on random activations.
 There is no router and no attention: between two events stands only the time that deciding takes.
@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 from crisp.hardware.energy import Meter
 from crisp.hardware.profile import HardwareProfile
-from crisp.hw.devices.batch import works
-from crisp.hw.devices.options import Options
+from crisp.hw.devices.batch import expert_batches
+from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.devices.protocol import Device
 from crisp.hw.devices.slots import Slots, slots_needed
 from crisp.hw.executor import Executor, measured_run
@@ -35,7 +35,7 @@ from crisp.scheduler.workload import Event, Step, union
 def replay(
     case: Case,
     store: Store,
-    options: Options,
+    options: DeviceOptions,
     *,
     hardware: HardwareProfile | None = None,
     meter: Meter | None = None,
@@ -47,11 +47,12 @@ def replay(
 ) -> Run:
     """Run a case on a device, with experts from ``store``.
 
-    hardware: asked by orders that need times, and for its power figures with modelled_energy; else
-    energy is the meter's. sinks, progress: as of `crisp.sim.simulate.simulate`.
-    watch: shown the scheduler whenever an event is over; outputs: and its results [rows, d_model].
+    hardware: gives times to orders that need them, and power figures with modelled_energy; else
+    energy is the meter's. sinks, progress: as in `crisp.sim.simulate.simulate`.
+    watch: called with the scheduler when an event is over. outputs: called with each event's
+    outputs, [rows, d_model] float32.
 
-    Raises CrispError for a store of another geometry, and for what goes wrong with the device.
+    Raises CrispError for a store of another geometry, an oracle, and a device that fails.
     """
     store.check(case.spec)
     if case.policy.cache.rule.oracle:
@@ -66,11 +67,11 @@ def replay(
     model = power_model(hardware, modelled_energy)
     with closing(options.open(store, needed)) as device, metering(meter, model) as metered:
         executor = Executor(case.spec, scheduler, device, Slots(case.spec, needed), recorder, watch)
-        hidden = _Activations(store, device)
+        activations = _Activations(store, device)
         executor.preload()
         metered.start()
         step: Step | None = None
-        looked = 0  # ns
+        lookup_ns = 0
         for event in workload.events(case.steps(progress)):
             if event.step is not step:
                 executor.end_step(step)
@@ -80,47 +81,47 @@ def replay(
             begin = perf_counter_ns()
             widths = workload.widths(event, executor.residents)
             tasks = union(event.experts, widths)
-            looked += perf_counter_ns() - begin
-            made = partial(
-                works,
+            lookup_ns += perf_counter_ns() - begin
+            make_batches = partial(
+                expert_batches,
                 np.array(event.experts),
                 np.array(widths),
                 workload.weights(event),
-                hidden.rows(event),
+                activations.rows(event),
             )
-            out = executor.event(event.layer, tasks, event.guess, made, len(widths))
+            out = executor.event(event.layer, tasks, event.guess, make_batches, len(widths))
             if outputs is not None:
                 outputs(out())
         executor.end_step(step)
         total_ns = executor.finish()
         metered.stop()
-        described = device.describe()
+        description = device.describe()
     return measured_run(
         case,
-        described,
+        description,
         store.describe(),
         hardware if cost or model else None,
         executor,
         total_ns,
         workload.skipped,
         metered.energy,
-        looked,
+        lookup_ns,
     )
 
 
 class _Activations:
-    """Random rows to compute with: the same in every run, whatever runs beside them."""
+    """Random rows to compute with, the same in every run."""
 
     def __init__(self, store: Store, device: Device) -> None:
         self._store, self._device = store, device
         self._placed: dict[int, Any] = {}
 
     def rows(self, event: Event) -> Any:
-        """[rows, d_model] in the store's type, on the device."""
-        torch, n = need("torch"), len(event.step.rows)
+        """Return the input of an event: [rows, d_model] in the store's type, on the device."""
+        torch, n = import_extra("torch"), len(event.step.rows)
         if n not in self._placed:
             random = torch.Generator().manual_seed(0)
-            made = torch.randn(n, self._store.spec.d_model, generator=random)
-            made = made.to(getattr(torch, TYPES[self._store.dtype]))
-            self._placed[n] = self._device.place(made)
+            rows = torch.randn(n, self._store.spec.d_model, generator=random)  # [n, d_model]
+            rows = rows.to(getattr(torch, TYPES[self._store.dtype]))
+            self._placed[n] = self._device.place(rows)
         return self._placed[n]

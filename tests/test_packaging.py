@@ -110,7 +110,7 @@ def test_every_module_imports_without_the_extras_and_without_plotting(
     """But for the kernels, which are nothing without triton and imported when they are run."""
     program = """
 import importlib, pkgutil, sys
-KERNELS = tuple(f"crisp.hw.devices.gpu.kernels.{name}" for name in ("blocks", "calls", "forms"))
+KERNELS = tuple(f"crisp.hw.devices.gpu.kernels.{name}" for name in ("blocks", "calls"))
 for module in pkgutil.walk_packages(importlib.import_module("crisp").__path__, "crisp."):
     if not module.name.endswith(("__main__", *KERNELS)):
         importlib.import_module(module.name)

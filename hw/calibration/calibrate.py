@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 
 from crisp.errors import CrispError
-from crisp.extras import need
-from crisp.hardware.measured import Curve
+from crisp.extras import import_extra
+from crisp.hardware.measured import TimeCurve
 from crisp.hw.calibration.host_time import host_times
 from crisp.hw.calibration.layer_time import layer_times
-from crisp.hw.calibration.stopwatch import Chain, Operation
-from crisp.hw.calibration.tables import Calibration, Key, tabulated
-from crisp.hw.devices.batch import Work
-from crisp.hw.devices.options import Options
-from crisp.hw.devices.protocol import Copy, Device, Piece
-from crisp.hw.model.resident import Resident
+from crisp.hw.calibration.stopwatch import Operation, TimedChain
+from crisp.hw.calibration.tables import DeviceTimes, Key, tabulated
+from crisp.hw.devices.batch import ExpertBatch
+from crisp.hw.devices.options import DeviceOptions
+from crisp.hw.devices.protocol import BlockRange, Copy, Device
+from crisp.hw.model.resident import ResidentModel
 from crisp.hw.store.reader import TYPES, Store
 
 ROWS = (1, 2, 4, 16, 64, 256)
@@ -64,11 +64,11 @@ def least_seconds(store: Store, link_limit: int) -> float:
 
 def calibrated(
     store: Store,
-    options: Options,
+    options: DeviceOptions,
     seconds: float = 60,
     progress: Callable[[float], None] | None = None,
-    model: Resident | None = None,
-) -> Calibration:
+    model: ResidentModel | None = None,
+) -> DeviceTimes:
     """Open a device for a store and measure it; as `calibrate`.
 
     model: the layers' time is that of its attention, routers and all else; None: of a replay,
@@ -85,13 +85,13 @@ def calibrated(
 def calibrate(
     device: Device,
     store: Store,
-    layer: Curve,
+    layer: TimeCurve,
     hidden: Callable[[int], Any],
     *,
     seconds: float = 60,
     progress: Callable[[float], None] | None = None,
     model: str | None = None,
-) -> Calibration:
+) -> DeviceTimes:
     """Measure a device with a pool of `pool_slots`.
 
     layer: time between two events, by rows; model: whose that is. hidden: rows -> [rows, d_model].
@@ -123,7 +123,7 @@ def calibrate(
 
 def activations(store: Store) -> Callable[[int], Any]:
     """Random ones on the processor: rows -> [rows, d_model] in the store's type."""
-    torch = need("torch")
+    torch = import_extra("torch")
     made = torch.randn(ROWS[-1], store.spec.d_model, generator=torch.Generator().manual_seed(0))
     made = made.to(getattr(torch, TYPES[store.dtype]))
     return lambda rows: made[:rows]
@@ -144,7 +144,7 @@ class _Bench:
         size = self._spec.n_blocks
         for start in range(self._from.start, self._from.stop, size):
             slots = self._from[start - self._from.start :][:size]
-            Chain(self._device, partial(self._copy, slots), handed=False).measure(1, 1, 0)
+            TimedChain(self._device, partial(self._copy, slots), handed=False).measure(1, 1, 0)
 
     def keys(self, budget_ns: int) -> list[Key]:
         """What to measure, so that a first look at all of it fits in the time."""
@@ -182,13 +182,13 @@ class _Bench:
         with other.running() if busy else nullcontext():
             return round(fmean(chain.measure(least, most, _VISIT_NS)))
 
-    def _loads(self, blocks: int) -> Chain:
+    def _loads(self, blocks: int) -> TimedChain:
         runs = self._one_by_one()
 
         def make() -> Operation:
             return self._copy(self._draw.sample(self._into, blocks)) if blocks > 1 else next(runs)
 
-        return Chain(self._device, make, handed=False)
+        return TimedChain(self._device, make, handed=False)
 
     def _one_by_one(self) -> Iterator[Operation]:
         """Whole experts by single blocks, each known to follow: as with granularity block."""
@@ -206,17 +206,17 @@ class _Bench:
         rows, experts = len(self._spec.moe_layers), self._spec.n_experts
         return self._draw.randrange(rows), self._draw.randrange(experts)
 
-    def _pieces(self, blocks: int, rows: int, handed: bool = True) -> Chain:
+    def _pieces(self, blocks: int, rows: int, handed: bool = True) -> TimedChain:
         hidden = self._device.place(self._hidden(rows))
         every, widths = np.arange(rows), np.full(rows, blocks)
         weights = np.full(rows, 0.5, np.float32)
 
         def make() -> Operation:
-            work = Work(0, every, widths, weights, hidden)
-            piece = Piece(work, 0, self._draw.sample(self._from, blocks))
+            work = ExpertBatch(0, every, widths, weights, hidden)
+            piece = BlockRange(work, 0, self._draw.sample(self._from, blocks))
             return lambda done: self._device.compute(piece, done)
 
-        return Chain(self._device, make, handed)
+        return TimedChain(self._device, make, handed)
 
 
 def _points(n: int, one_ns: int, budget_ns: int) -> list[int]:

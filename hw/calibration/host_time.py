@@ -6,15 +6,15 @@ from fractions import Fraction
 
 import numpy as np
 
-from crisp.hardware.measured import Curve
-from crisp.hw.devices.options import Options
+from crisp.hardware.measured import TimeCurve
+from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.replay import replay
 from crisp.hw.store.reader import Store
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
-from crisp.run.sinks import Everything
+from crisp.run.sinks import FullTimeline
 from crisp.run.timeline import END, KIND, LAYER, START, STEP
 from crisp.trace import DECODE, Header, RoutingTrace
 
@@ -23,17 +23,17 @@ _STEPS, _LEAST = 64, 8  # of one row; of many rows, which compute longer
 _WARM_UP = 3  # steps: the first loads what the others find
 
 
-def host_times(store: Store, options: Options) -> Curve:
+def host_times(store: Store, options: DeviceOptions) -> TimeCurve:
     """The median time between events by their rows, measured by replaying events of one layer.
 
     Every row takes the same experts, one block of each; they are resident after the first event.
     """
-    return Curve(ROWS, tuple(Fraction(int(_median(store, options, rows))) for rows in ROWS))
+    return TimeCurve(ROWS, tuple(Fraction(int(_median(store, options, rows))) for rows in ROWS))
 
 
-def _median(store: Store, options: Options, rows: int) -> float:
+def _median(store: Store, options: DeviceOptions, rows: int) -> float:
     spec = store.spec.first_layers(store.spec.moe_layers[0] + 1)
-    sink = Everything()
+    sink = FullTimeline()
     case = Case(
         trace=_trace(spec, rows),
         spec=spec,

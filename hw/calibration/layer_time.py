@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from crisp.hardware.measured import Curve
-from crisp.hw.devices.options import Options
+from crisp.hardware.measured import TimeCurve
+from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.model.generate import generate
-from crisp.hw.model.resident import Resident
+from crisp.hw.model.resident import ResidentModel
 from crisp.policy import Budget, named
 from crisp.run.case import Conditions
-from crisp.run.sinks import Everything
+from crisp.run.sinks import FullTimeline
 from crisp.run.timeline import END, KIND, LAYER, START, STEP
 
 ROWS = (1, 16, 64)  # of a step: a token, and chunks of a prompt
@@ -25,7 +25,7 @@ _TOKENS = 24  # written
 _WARM_UP = 3  # of them: the first ones set up what the others find
 
 
-def layer_times(model: Resident, options: Options) -> Curve:
+def layer_times(model: ResidentModel, options: DeviceOptions) -> TimeCurve:
     """The mean time of a layer by the rows of a step, experts not counted.
 
     Experts run at one block, a few of which are kept. The prompt is the tokenizer's text of random
@@ -34,11 +34,11 @@ def layer_times(model: Resident, options: Options) -> Curve:
     Raises CrispError as `crisp.hw.model.generate.generate` does.
     """
     found = [_mean(model, options, rows) for rows in ROWS]
-    return Curve(ROWS, tuple(Fraction(max(1, round(ns))) for ns in found))
+    return TimeCurve(ROWS, tuple(Fraction(max(1, round(ns))) for ns in found))
 
 
-def _mean(model: Resident, options: Options, rows: int) -> float:
-    sink, prompt = Everything(), _prompt(model, 4 * max(16, rows))
+def _mean(model: ResidentModel, options: DeviceOptions, rows: int) -> float:
+    sink, prompt = FullTimeline(), _prompt(model, 4 * max(16, rows))
     spec = model.store.spec
     little = Budget("", None, len(spec.moe_layers) * spec.top_k * spec.block_bytes)
     generate(
@@ -56,7 +56,7 @@ def _mean(model: Resident, options: Options, rows: int) -> float:
     return float((own[counted, END] - own[counted, START]).mean())
 
 
-def _prompt(model: Resident, tokens: int) -> str:
+def _prompt(model: ResidentModel, tokens: int) -> str:
     """A text of about so many tokens."""
     tokenizer, draw = model.loaded.tokenizer, np.random.default_rng(0)
     ids: list[int] = draw.integers(0, len(tokenizer), 2 * tokens).tolist()
@@ -66,6 +66,6 @@ def _prompt(model: Resident, tokens: int) -> str:
     return whole
 
 
-def _tokens(model: Resident, prompt: str) -> int:
+def _tokens(model: ResidentModel, prompt: str) -> int:
     tokenizer: Any = model.loaded.tokenizer
     return len(tokenizer(prompt, verbose=False)["input_ids"])

@@ -18,7 +18,7 @@ Operation = Callable[[Done], None]
 _PATIENCE = 1.0  # seconds between looks at whether the streams are alive
 
 
-class Chain:
+class TimedChain:
     """Operations one after the other on one stream."""
 
     def __init__(self, device: Device, make: Callable[[], Operation], handed: bool) -> None:

@@ -10,23 +10,23 @@ from pathlib import Path
 
 import numpy as np
 
-from crisp.hardware.measured import Curve, Geometry, Grid, Tables
+from crisp.hardware.measured import BlockGeometry, MeasuredTables, TimeCurve, TimeGrid
 from crisp.hardware.tables import to_toml
 from crisp.hw.devices.protocol import Device
 from crisp.hw.store.reader import Store
-from crisp.units import show_bytes
+from crisp.units import format_bytes
 
 Key = tuple[str, int, int, bool]  # stream, blocks, rows, whether the other stream is busy
 KINDS = {"cpu": "disk", "cuda": "discrete", "unified": "unified"}  # of machine, by device
 
 
 @dataclass(frozen=True)
-class Calibration:
+class DeviceTimes:
     """What was measured, and where every section of it comes from."""
 
     kind: str  # of the machine, as a hardware profile has it
     loads_from: str | None  # of kind unified
-    tables: Tables
+    tables: MeasuredTables
     sources: dict[str, str]
 
     def toml(self) -> str:
@@ -39,9 +39,9 @@ def tabulated(
     device: Device,
     store: Store,
     samples: dict[Key, list[int]],
-    layer: Curve,
+    layer: TimeCurve,
     model: str | None,
-) -> Calibration:
+) -> DeviceTimes:
     """Medians of the samples, in ns, as tables. layer: time between two events, and whose it is.
 
     A sample is the mean of some operations in a row.
@@ -55,13 +55,13 @@ def tabulated(
     for (stream, _, _, busy), times in samples.items():
         own.setdefault("busy" if busy else stream, []).append(times)
     spreads = {name: round(_spread(own[name]), 4) for name in ("load", "compute", "busy")}
-    tables = Tables(
-        geometry=replace(Geometry.of(spec), dtype=store.dtype, activation=store.activation),
-        load=Curve(
+    tables = MeasuredTables(
+        geometry=replace(BlockGeometry.of(spec), dtype=store.dtype, activation=store.activation),
+        load=TimeCurve(
             tuple(size * spec.block_bytes for size in sizes),
             tuple(medians["load", size, 0, False] for size in sizes),
         ),
-        compute=Grid(
+        compute=TimeGrid(
             tuple(pieces),
             tuple(rows),
             tuple(tuple(medians["compute", n, row, False] for row in rows) for n in pieces),
@@ -73,7 +73,7 @@ def tabulated(
     )
     where = f"crisp calibrate on {processor()}, {datetime.date.today().isoformat()}"
     how = ", ".join(f"{key} {value}" for key, value in device.describe().items() if value)
-    what = f"{spec.name} in {store.dtype}, {show_bytes(spec.block_bytes)} a block"
+    what = f"{spec.name} in {store.dtype}, {format_bytes(spec.block_bytes)} a block"
     told = {
         name: f"measured: {where}; {how}; {what}; median of {min(map(len, lists))} to "
         f"{max(map(len, lists))} means of some in a row, interquartile range "
@@ -81,7 +81,7 @@ def tabulated(
         for name, lists in own.items()
     }
     device_kind = KINDS[device.name]
-    return Calibration(
+    return DeviceTimes(
         device_kind,
         device.describe()["loads_from"] if device_kind == "unified" else None,
         tables,

@@ -1,1 +1,1 @@
-"""Devices: slots for blocks, a link that fills them and a processor that computes from them."""
+"""Devices: a pool of slots for blocks, a link that fills them, a processor that reads them."""

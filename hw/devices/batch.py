@@ -1,7 +1,7 @@
-"""One event's arithmetic: which rows of the input each expert takes, how wide, how much they count.
+"""The rows of an event that each expert computes, with their widths and the router's weights.
 
-The rows of an expert are ordered by falling width, so that those which use a block are a leading
-run of them: no row is gathered twice, and no block is computed for a row that did not ask for it.
+The rows of an expert are sorted by falling width, so those that use a block are a leading run: no
+row is gathered twice, and no block is computed for a row that did not ask for it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 
-class Work:
-    """What one task computes. Tensors and sums are the device's affair."""
+class ExpertBatch:
+    """The rows that one task computes. The device makes ``inputs`` and ``sums``."""
 
     __slots__ = ("counts", "expert", "hidden", "inputs", "rows", "sums", "weights")
 
@@ -29,35 +29,34 @@ class Work:
         self.expert = expert
         self.hidden = hidden
         self.inputs: Any = None  # [r, d_model], gathered when the first block is computed
-        self.sums: Any = None  # [r, d_model] float32: of the blocks computed so far, in their order
+        self.sums: Any = None  # [r, d_model] float32, of the blocks so far, added in their order
         if len(rows) == 1:
             self.rows, self.weights, self.counts = rows, weights, [1] * int(widths[0])
             return
         falling = np.argsort(-widths, kind="stable")
         self.rows, self.weights = rows[falling], weights[falling]
         rising = widths[falling[::-1]]
-        past = rising.searchsorted(np.arange(rising[-1]), side="right")
-        # counts[b]: how many of the rows use block b
-        self.counts = (len(rows) - past).tolist()
+        too_narrow = rising.searchsorted(np.arange(rising[-1]), side="right")  # rows, by block
+        self.counts = (len(rows) - too_narrow).tolist()  # by block: how many rows use it
 
 
-def works(
+def expert_batches(
     ids: npt.NDArray[Any],
     widths: npt.NDArray[Any],
     weights: npt.NDArray[np.float32],
     hidden: Any,
-) -> dict[int, Work]:
-    """The work of each of an event's experts that a row asks for, by expert.
+) -> dict[int, ExpertBatch]:
+    """Return the batch of each expert that a row of the event asks for, by expert id.
 
     ids, widths (blocks) and weights: [rows, k]; hidden [rows, d_model], on the device.
     """
     row, rank = np.nonzero(widths > 0)
-    own = ids[row, rank].argsort(kind="stable")
-    row, rank = row[own], rank[own]
+    by_expert = ids[row, rank].argsort(kind="stable")
+    row, rank = row[by_expert], rank[by_expert]
     owner, widths, weights = ids[row, rank], widths[row, rank], weights[row, rank]
-    made, start = dict[int, Work](), 0
+    batches, start = dict[int, ExpertBatch](), 0
     for end in (np.flatnonzero(np.diff(owner, append=-1)) + 1).tolist():
         expert, part = int(owner[start]), slice(start, end)
-        made[expert] = Work(expert, row[part], widths[part], weights[part], hidden)
+        batches[expert] = ExpertBatch(expert, row[part], widths[part], weights[part], hidden)
         start = end
-    return made
+    return batches

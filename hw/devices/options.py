@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
-from crisp.errors import CrispError, nearest
+from crisp.errors import CrispError, unknown_name
+from crisp.extensions import find_name
 from crisp.hw.devices.protocol import WAYS, Device
 from crisp.hw.store.reader import Store
-from crisp.units import show_bytes
+from crisp.units import format_bytes
 
-DEVICES = ("cpu", "cuda", "unified")
 _MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
-class Options:
+class DeviceOptions:
     """A device by name, and its settings."""
 
     device: str = "cpu"
@@ -29,19 +29,19 @@ class Options:
     """Told the share of the weights that is read when a device opens."""
 
     def __post_init__(self) -> None:
-        if self.device not in DEVICES:
-            raise nearest(self.device, DEVICES, "device")
-        for name, value, devices in (
-            ("threads", self.threads != 1, ("cpu",)),
-            ("link-limit", self.link_limit is not None, ("cpu",)),
-            ("verify", self.verify, ("cpu",)),
-            ("host-limit", self.host_limit is not None, ("cuda",)),
-            ("loads-from", self.loads_from is not None, ("unified",)),
+        kind = self.kind
+        for name, value in (
+            ("threads", self.threads != 1),
+            ("link-limit", self.link_limit is not None),
+            ("verify", self.verify),
+            ("host-limit", self.host_limit is not None),
+            ("loads-from", self.loads_from is not None),
         ):
-            if value and self.device not in devices:
-                raise CrispError(f"--{name}: is of device {devices[0]}, found {self.device}")
+            if value and name not in kind.options:
+                owner = next(device for device, other in DEVICES.items() if name in other.options)
+                raise CrispError(f"--{name}: is of device {owner}, found {self.device}")
         if self.loads_from is not None and self.loads_from not in WAYS:
-            raise nearest(self.loads_from, WAYS, "way of loading")
+            raise unknown_name(self.loads_from, WAYS, "way of loading")
         if not 1 <= self.threads <= _MOST_THREADS:
             raise CrispError(
                 f"threads {self.threads}: must be at least 1 and at most {_MOST_THREADS}"
@@ -49,42 +49,74 @@ class Options:
         if self.link_limit is not None and self.link_limit < 1:
             raise CrispError(f"link limit {self.link_limit}: must be at least 1 byte a second")
 
+    @property
+    def kind(self) -> DeviceKind:
+        """How such a device is opened; CrispError for one that there is not."""
+        return find_name(DEVICES, self.device, "device")
+
     def __str__(self) -> str:
         """In a few words."""
-        if self.device != "cpu":
-            limit = None if self.host_limit is None else show_bytes(self.host_limit)
-            told = limit and f"at most {limit} of host memory", self.loads_from
-            return ", ".join([self.device, *filter(None, told)])
-        words = [self.device, f"{self.threads} thread" + ("s" if self.threads > 1 else "")]
+        words: list[str | None] = [self.device]
+        if "threads" in self.kind.options:
+            words.append(f"{self.threads} thread" + ("s" if self.threads > 1 else ""))
         if self.link_limit is not None:
-            words.append(f"link limited to {show_bytes(self.link_limit)}/s")
-        return ", ".join([*words, *(["verifying"] if self.verify else [])])
+            words.append(f"link limited to {format_bytes(self.link_limit)}/s")
+        if self.host_limit is not None:
+            words.append(f"at most {format_bytes(self.host_limit)} of host memory")
+        words += [self.loads_from, "verifying" if self.verify else None]
+        return ", ".join(filter(None, words))
 
     def open(self, store: Store, slots: int) -> Device:
-        """The device, with a pool of so many slots; to be closed."""
-        if self.device == "cpu":
-            from crisp.hw.devices.cpu.device import CpuDevice
-
-            return CpuDevice(
-                store, slots, threads=self.threads, link_limit=self.link_limit, verify=self.verify
-            )
-        from crisp.hw.devices.gpu.torch_cuda import TorchCuda
-
-        streams, how = TorchCuda(), self.progress
-        if self.device == "cuda":
-            from crisp.hw.devices.gpu.cuda import cuda
-
-            return cuda(streams, store, slots, host_limit=self.host_limit, progress=how)
-        from crisp.hw.devices.gpu.unified import unified
-
-        way = self.loads_from
-        if find_spec("triton") is None:  # what computes then does not reach host memory
-            if way not in (None, "memory"):
-                raise CrispError(f"--loads-from {way}: needs triton, which is not installed")
-            way = "memory"
-        return unified(streams, store, slots, way=way, progress=how)
+        """Open the device, with a pool of so many slots; to be closed."""
+        return self.kind.open(self, store, slots)
 
     @property
     def torch_device(self) -> str:
         """Where a model runs whose experts this device has, as torch calls it."""
-        return "cpu" if self.device == "cpu" else "cuda"
+        return self.kind.torch
+
+
+OpenDevice = Callable[[DeviceOptions, Store, int], Device]
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """A kind of device: the function that opens one, and which options it takes."""
+
+    open: OpenDevice  # (options, store, slots) -> device
+    torch: str  # where the rest of a model runs, as torch calls it
+    options: tuple[str, ...]  # names of command options, without the dashes
+
+
+def _open_cpu(options: DeviceOptions, store: Store, slots: int) -> Device:
+    from crisp.hw.devices.cpu.device import CpuDevice
+
+    return CpuDevice(
+        store, slots, threads=options.threads, link_limit=options.link_limit, verify=options.verify
+    )
+
+
+def _open_cuda(options: DeviceOptions, store: Store, slots: int) -> Device:
+    from crisp.hw.devices.gpu.cuda import cuda
+    from crisp.hw.devices.gpu.torch_cuda import TorchCuda
+
+    return cuda(TorchCuda(), store, slots, host_limit=options.host_limit, progress=options.progress)
+
+
+def _open_unified(options: DeviceOptions, store: Store, slots: int) -> Device:
+    from crisp.hw.devices.gpu.torch_cuda import TorchCuda
+    from crisp.hw.devices.gpu.unified import unified
+
+    streams, way = TorchCuda(), options.loads_from
+    if find_spec("triton") is None:  # what computes then does not reach host memory
+        if way not in (None, "memory"):
+            raise CrispError(f"--loads-from {way}: needs triton, which is not installed")
+        way = "memory"
+    return unified(streams, store, slots, way=way, progress=options.progress)
+
+
+DEVICES: dict[str, DeviceKind] = {
+    "cpu": DeviceKind(_open_cpu, "cpu", ("threads", "link-limit", "verify")),
+    "cuda": DeviceKind(_open_cuda, "cuda", ("host-limit",)),
+    "unified": DeviceKind(_open_unified, "cuda", ("loads-from",)),
+}

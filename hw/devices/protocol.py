@@ -1,10 +1,9 @@
-"""What a device is: the protocol that the executor drives, and that cpu, cuda and unified fit.
+"""The protocol of a device: what the executor drives, and what cpu, cuda and unified implement.
 
 A device has a pool of fixed slots of one block each, allocated once, and two streams. The *link*
-copies blocks from the store into slots; *compute* works on slots. Each runs one operation at a
-time, in a thread or on hardware of its own. An operation is handed over with a callback, its
-*event* in the words of such streams: the stream calls it when the operation has ended, and by the
-time it returns may have been given the next one.
+copies blocks from the store into slots; *compute* reads slots. Each stream runs one operation at a
+time, in a thread or on hardware of its own. An operation is handed over with a callback, which the
+stream calls when the operation has ended; the callback may hand over the next one.
 """
 
 from __future__ import annotations
@@ -14,75 +13,80 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
-from crisp.hw.devices.batch import Work
+from crisp.hw.devices.batch import ExpertBatch
 
-WAYS = ("memory", "mapped", "disk")  # in which a unified device gets its blocks
+WAYS = ("memory", "mapped", "disk")  # where a unified device gets its blocks from
 
 Done = Callable[[int, BaseException | None], None]
-"""``(end_ns, failure)``, called from the stream's own thread, once for every operation."""
+"""A callback ``(end_ns, failure)``: called once for every operation, in the stream's thread."""
 
 
 class Copy(NamedTuple):
-    """Blocks [first, first + len(slots)) of an expert, each into the slot named for it."""
+    """A copy of blocks [first, first + len(slots)) of an expert, each into its slot."""
 
-    row: int  # of its layer, counted among MoE layers
+    row: int  # of the expert's layer, counted among MoE layers
     expert: int
     first: int
     slots: Sequence[int]
-    then: int = -1  # the slot of the block behind these, where the next copy is that one alone
+    then: int = -1  # the slot of the next block, if the next copy is known to be that block alone
 
 
-class Piece(NamedTuple):
-    """Blocks [first, first + len(slots)) of one task, which lie in these slots, to be computed."""
+class BlockRange(NamedTuple):
+    """Blocks [first, first + len(slots)) of one task, in these slots, to be computed at once."""
 
-    work: Work
+    batch: ExpertBatch
     first: int
     slots: Sequence[int]
 
 
 class Device(Protocol):
-    """A block pool, a link stream, a compute stream and a clock."""
+    """A pool of blocks, a link stream, a compute stream and a clock."""
 
     @property
     def name(self) -> str:
-        """``cpu``, ``cuda`` or ``unified``."""
+        """The name by which it is asked for: ``cpu``, ``cuda`` or ``unified``."""
 
     def describe(self) -> dict[str, Any]:
-        """How it works here, safe for JSON: what a run's settings say of the device."""
+        """Return the device's settings on this machine, safe for JSON: part of a run's settings."""
 
     def clock(self) -> int:
-        """Nanoseconds of a monotonic clock; the streams' ``end_ns`` are of the same one."""
+        """Return the nanoseconds of a monotonic clock, the one of the streams' ``end_ns``."""
 
     def place(self, hidden: Any) -> Any:
-        """A caller's rows [n, d_model], in the type that experts take, as a `Work` has them."""
+        """Return the caller's rows [n, d_model] as an `ExpertBatch` takes them.
 
-    def upload(self, tensor: Any) -> Any:
-        """A host tensor on the device."""
-
-    def fetch(self, tensor: Any) -> npt.NDArray[Any]:
-        """A small tensor of the caller's on the host, when it is there."""
-
-    def copy(self, request: Copy, done: Done) -> None:
-        """Begin a copy on the idle link stream. A device may begin with what is said to follow, but
-        calls back for it only when that has been asked for too.
+        They come in the type that experts compute with.
         """
 
-    def compute(self, piece: Piece, done: Done) -> None:
-        """Begin a computation on the idle compute stream: adds to ``piece.work.sums``."""
+    def upload(self, tensor: Any) -> Any:
+        """Return a host tensor as one on the device."""
 
-    def combine(self, works: Sequence[Work], rows: int) -> Callable[[], Any]:
-        """Begin to sum the experts' outputs with the router's weights.
+    def fetch(self, tensor: Any) -> npt.NDArray[Any]:
+        """Return a small tensor of the caller's as an array on the host; waits for it."""
 
-        By ascending expert id, so that the result depends on no policy. Of all that was given to
-        the compute stream before, whether that has ended or not. What is returned gives the sums,
-        [rows, d_model] float32, which may be used as if they were there.
+    def copy(self, request: Copy, done: Done) -> None:
+        """Begin a copy from the store into slots, on the idle link stream.
+
+        A device may begin ``request.then`` too, but calls back for it only when that copy has been
+        requested as well.
+        """
+
+    def compute(self, blocks: BlockRange, done: Done) -> None:
+        """Begin a computation on the idle compute stream; it adds to ``blocks.batch.sums``."""
+
+    def combine(self, batches: Sequence[ExpertBatch], rows: int) -> Callable[[], Any]:
+        """Begin to sum the experts' outputs with the router's weights, by ascending expert id.
+
+        So the result depends on no policy. It includes all that was given to the compute stream
+        before, whether that has ended or not. Returns a function that gives the sums,
+        [rows, d_model] float32; the device orders what uses them behind the summing.
         """
 
     def check(self) -> None:
-        """Raise DeviceError if a stream is dead, so that nobody waits for it for ever."""
+        """Raise DeviceError if a stream is dead, so that nobody waits for it without end."""
 
-    def synchronise(self) -> None:
-        """Return when both streams are idle; DeviceError if a file that is read was written to."""
+    def synchronize(self) -> None:
+        """Wait until both streams are idle; DeviceError if a file of the store was written to."""
 
     def close(self) -> None:
-        """Stop the streams after what they are at, and free the pool; more than once is fine."""
+        """Stop the streams after their current operations and free the pool; idempotent."""

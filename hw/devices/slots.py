@@ -1,8 +1,8 @@
 """Block tables: which slot of the pool holds which block, following the scheduler's decisions.
 
-Slots are all alike, so that a wider prefix is a longer list and nothing is ever moved. The
-scheduler counts blocks in the budget and in the staging buffers; the pool has room for all three
-together, and which slot is which is of no importance.
+Slots are all alike, so a wider prefix is a longer list and no block is ever moved. The scheduler
+counts the blocks of the budget, of the staging buffer and of prefetching apart; the pool has room
+for all three together, and any slot serves any of them.
 """
 
 from __future__ import annotations
@@ -16,43 +16,48 @@ from crisp.scheduler.tasks import Fetch, Load, Task
 
 
 def slots_needed(spec: ModelSpec, capacity: Sequence[int], prefetches: bool) -> int:
-    """Slots for the budget, the staging buffer, and another expert if blocks are prefetched."""
+    """Return how many slots budget and staging need, and prefetching if it is used.
+
+    capacity: of the budget, in blocks, by part.
+    """
     return sum(capacity) + (STAGING_EXPERTS + prefetches) * spec.n_blocks
 
 
 class Slots:
-    """Where the blocks are that the budget, or the event, or a prefetch holds."""
+    """The slots of all blocks that the budget, the current event or a prefetch holds."""
 
     def __init__(self, spec: ModelSpec, slots: int) -> None:
         self._experts = spec.n_experts
         self._free = list(range(slots))[::-1]
         self._resident: list[list[int]] = [[] for _ in range(spec.n_routed)]  # by entry
-        self._own: dict[int, list[int]] = {}  # of the event's tasks, by entry
+        self._event: dict[int, list[int]] = {}  # of the event's tasks, by entry
         self._staged: dict[int, list[int]] = {}  # prefetched and not in the budget, by entry
-        self._next = -1  # what `ahead` has promised
-        self._unwanted = -1  # where a prefetch is arriving that nobody will use
+        self._next = -1  # the slot that `ahead` has promised
+        self._unwanted = -1  # the slot of a prefetch that arrives and will not be used
 
     @property
     def free(self) -> int:
-        """Slots that hold nothing, between two events."""
+        """The number of empty slots, between two events."""
         return len(self._free)
 
     def resident(self) -> list[int]:
-        """Blocks in the budget, of every entry."""
-        return [len(own) for own in self._resident]
+        """Return how many blocks of every entry are in the budget."""
+        return [len(table) for table in self._resident]
 
     def begin(self, tasks: Iterable[Task], flight: Load | None) -> None:
-        """An event has started. Its tasks take what is here for them; staged blocks that nobody
-        asked for are free, but for one in ``flight``: that goes when it has arrived.
+        """Start an event: its tasks take over their resident and staged blocks.
+
+        Staged blocks that no task asked for become free, but for one in ``flight``, which becomes
+        free when it has arrived.
         """
-        self._own = {}
+        self._event = {}
         for task in tasks:
-            own = self._resident[task.entry][: task.width]
+            slots = self._resident[task.entry][: task.width]
             if task.staged:
                 staged = self._staged[task.entry]
-                own += staged[: task.staged]
+                slots += staged[: task.staged]
                 self._staged[task.entry] = staged[task.staged :]
-            self._own[task.entry] = own
+            self._event[task.entry] = slots
         for entry, staged in self._staged.items():
             if isinstance(flight, Fetch) and flight.unwanted and flight.entry == entry:
                 self._unwanted = staged.pop()
@@ -60,7 +65,9 @@ class Slots:
         self._staged = {}
 
     def take(self, load: Load) -> list[int]:
-        """The slots that a load which is issued now goes to; what it evicts is free before."""
+        """Return the slots of a load that is issued now; the slots of what it evicts become free
+        first.
+        """
         if self._next >= 0:
             self._free.append(self._next)
             self._next = -1
@@ -77,13 +84,15 @@ class Slots:
             return taken
         task = load.task
         assert task is not None
-        self._own[task.entry] += taken
+        self._event[task.entry] += taken
         self._resident[task.entry] += taken[: max(0, task.transient - load.first)]
         return taken
 
     def ahead(self, load: Load) -> int:
-        """The slot of the block that is loaded next, alone; -1: that is not known. It is where a
-        task has more to load: its blocks follow each other, and room for all was set aside.
+        """Reserve and return the slot of the single block that is loaded next; -1: not known.
+
+        It is known while a task has more blocks to load: they follow each other, and room for all
+        of them was set aside.
         """
         task = load.task
         if task is None or load.prefetch or task.issued == task.width:
@@ -92,23 +101,23 @@ class Slots:
         return self._next
 
     def of(self, task: Task, first: int, last: int) -> list[int]:
-        """The slots of blocks [first, last) of one of the event's tasks."""
-        return self._own[task.entry][first:last]
+        """Return the slots of blocks [first, last) of one of the event's tasks."""
+        return self._event[task.entry][first:last]
 
     def landed(self, load: Load) -> None:
-        """A load has arrived."""
+        """End a load: the slot of a prefetch that nobody wants any more becomes free."""
         if isinstance(load, Fetch) and load.unwanted:
             self._free.append(self._unwanted)
 
     def used(self, task: Task, first: int, last: int) -> None:
-        """Blocks [first, last) of a task were computed by every row: staging slots are free."""
-        for block, slot in enumerate(self._own[task.entry][first:last], first):
+        """End the use of blocks [first, last) of a task: their staging slots become free."""
+        for block, slot in enumerate(self._event[task.entry][first:last], first):
             transient = 0 <= task.transient <= block
             if transient or task.low <= block < task.low + task.staged:
                 self._free.append(slot)
 
     def preload(self, entry: int, blocks: int) -> list[int]:
-        """Slots for blocks that are resident before the first event."""
+        """Return slots for ``blocks`` leading blocks that are resident before the first event."""
         taken = [self._free.pop() for _ in range(blocks)]
         self._resident[entry] = list(taken)
         return taken

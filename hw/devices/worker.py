@@ -1,4 +1,4 @@
-"""A thread that does what it is given, and calls back: a stream, or what watches one."""
+"""A thread that runs operations and calls back: a stream, or the watcher of a GPU's stream."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from crisp.hw.devices.protocol import Done
 from crisp.hw.errors import DeviceError
 
-_PATIENCE = 1.0  # seconds between looks at whether a thread is alive
-_FAREWELL = 10.0  # seconds that an operation may take to end
+_CHECK_SECONDS = 1.0  # between looks at whether the thread is alive
+_JOIN_SECONDS = 10.0  # that an operation may take to end
 
 
 class Worker:
-    """A thread that does one operation after the other, and calls back after each."""
+    """A thread that runs one operation after the other, and calls back after each."""
 
     def __init__(self, name: str, clock: Callable[[], int]) -> None:
         self._clock, self._name = clock, name
@@ -26,29 +26,29 @@ class Worker:
         self._thread.start()
 
     def submit(self, operation: Callable[[], None], done: Done) -> None:
-        """Begin an operation; the callback may submit the next."""
+        """Queue an operation; its callback may submit the next one."""
         self._queue.put((operation, done))
 
     def run(self, operation: Callable[[], Any]) -> Any:
-        """Do something in its thread, when it is idle, and wait for what it returns."""
+        """Run ``operation`` in the thread, wait for it, and return what it returns."""
         return self.begin(operation)()
 
     def begin(self, operation: Callable[[], Any]) -> Callable[[], Any]:
-        """Do something in its thread, when it is idle. What is returned here waits for it."""
-        over, failures, found = threading.Event(), list[BaseException](), list[Any]()
+        """Queue ``operation``; return a function that waits for it and returns its result."""
+        over, failures, results = threading.Event(), list[BaseException](), list[Any]()
 
         def done(_: int, failure: BaseException | None) -> None:
             failures.extend([failure] if failure else [])
             over.set()
 
         def answer() -> Any:
-            while not over.wait(_PATIENCE):
+            while not over.wait(_CHECK_SECONDS):
                 self.check()
             if failures:
                 raise failures[0]
-            return found[0]
+            return results[0]
 
-        self.submit(lambda: found.append(operation()), done)
+        self.submit(lambda: results.append(operation()), done)
         return answer
 
     def check(self) -> None:
@@ -58,21 +58,21 @@ class Worker:
             raise DeviceError(f"the {self._name} thread has ended{why}") from self._broken
 
     def close(self) -> None:
-        """End the thread after what it is at; what was submitted after that is never done.
+        """End the thread after its current operation; what was submitted later never runs.
 
         Raises DeviceError for a thread that does not end, as when the disk is gone: what it uses
-        must stay. While something else fails, that is raised again, with a note.
+        must stay. While another error is on its way, that one is raised again, with a note.
         """
         self._queue.put(None)
         if self._thread is threading.current_thread():
             return
-        self._thread.join(_FAREWELL)
+        self._thread.join(_JOIN_SECONDS)
         if self._thread.is_alive():
-            told = f"the {self._name} thread does not end, and is left behind"
+            message = f"the {self._name} thread does not end, and is left behind"
             failure = sys.exception()
             if failure is None:
-                raise DeviceError(told)
-            failure.add_note(told)
+                raise DeviceError(message)
+            failure.add_note(message)
             raise failure
 
     def _serve(self) -> None:
@@ -85,5 +85,5 @@ class Worker:
                 except BaseException as error:
                     failure = error
                 done(self._clock(), failure)
-        except BaseException as error:  # a callback failed: nobody can be told but by `check`
+        except BaseException as error:  # a callback failed: only `check` can report it
             self._broken = error

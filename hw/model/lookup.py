@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 from crisp.model.spec import ModelSpec
 from crisp.policy.widths.base import BoundWidths
 
@@ -42,7 +42,7 @@ class Lookup:
         """upload: a host tensor to the device; fetch: a device's tensor to the host, there when
         it returns.
         """
-        self._torch, self._fetch, self._experts = need("torch"), fetch, spec.n_experts
+        self._torch, self._fetch, self._experts = import_extra("torch"), fetch, spec.n_experts
         table = pair_table(spec, widths)
         self._table = None if table is None else upload(self._torch.from_numpy(table))
         self.own_ns = 0  # spent here so far, but for the waits
@@ -77,7 +77,7 @@ class Lookup:
         return chosen
 
     def _ranked(self, index: Any, weights: Any) -> tuple[Any, Any]:
-        """ids int32 and weights float32 as `crisp.adapter.ranked` has them."""
+        """ids int32 and weights float32 as `crisp.adapter.rank_by_weight` has them."""
         torch, w = self._torch, weights.float()
         absent = index == self._experts  # transformers' sentinel for "no expert"
         rank = w.masked_fill(absent, -torch.inf).argsort(dim=1, descending=True, stable=True)

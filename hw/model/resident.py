@@ -14,15 +14,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from crisp.adapter import Experts, Layout, layout
+from crisp.adapter import ExpertLayout, Experts, expert_layout
 from crisp.checkpoint.conversion import Conversion
 from crisp.checkpoint.files import Checkpoint, open_checkpoint, weights_digest
-from crisp.checkpoint.loading import Loaded, load_config, load_tokenizer, one_line
-from crisp.checkpoint.skeleton import make_buffers, place
+from crisp.checkpoint.loading import LoadedModel, load_config, load_tokenizer, one_line_errors
+from crisp.checkpoint.skeleton import compute_buffers, set_tensor
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 from crisp.hw.store.blocks import blocks_of
-from crisp.hw.store.checkpoint_experts import Reader, skeleton
+from crisp.hw.store.checkpoint_experts import ExpertReader, skeleton
 from crisp.hw.store.packing import activation_of
 from crisp.hw.store.reader import Store
 from crisp.model.spec import ModelSpec
@@ -35,12 +35,12 @@ _FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float
 
 
 @dataclass(frozen=True, eq=False)
-class Resident:
+class ResidentModel:
     """A model ready to run, but for its experts."""
 
-    loaded: Loaded
+    loaded: LoadedModel
     store: Store
-    found: Layout  # where the experts would be
+    found: ExpertLayout  # where the experts would be
     biases: tuple[Any, ...]  # by MoE row: of the down projections, [experts, d_model] float32
 
 
@@ -51,7 +51,7 @@ def open_resident(
     device: str = "cpu",
     verify: bool = False,
     progress: Progress | None = None,
-) -> Resident:
+) -> ResidentModel:
     """The model in ``folder``, in its own type, with its experts in ``store``.
 
     device: torch's name of where it runs.
@@ -65,19 +65,19 @@ def open_resident(
     checkpoint, config = open_checkpoint(folder), load_config(folder)
     spec = same_geometry(folder, store)
     _same_weights(checkpoint, store, verify, progress)
-    torch, transformers = need("torch"), need("transformers")
+    torch, transformers = import_extra("torch"), import_extra("transformers")
     kind = config.dtype or _kind(checkpoint)
-    with one_line(str(folder), "its config"), torch.device("meta"):
+    with one_line_errors(str(folder), "its config"), torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=kind).eval()
     _keep_float32(model, kind)
-    found = layout(model)
+    found = expert_layout(model)
     stored = {name for layer in found.layers for name in _stored(Experts.of(layer))}
     conversion = Conversion(model, checkpoint)
-    make_buffers(model)
+    compute_buffers(model)
     wanted = {name: x for name, x in model.state_dict().items() if name not in stored}
     total, done = sum(x.nbytes for x in wanted.values()), 0
     for name, tensor in conversion.tensors(wanted.keys()):
-        place(model, name, tensor.to(device))
+        set_tensor(model, name, tensor.to(device))
         done += tensor.nbytes
         if progress is not None:
             progress(done, total)
@@ -86,15 +86,15 @@ def open_resident(
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
     for name, buffer in list(model.named_buffers()):  # those that no checkpoint holds, too
         if not buffer.is_meta:
-            place(model, name, buffer.to(device))
+            set_tensor(model, name, buffer.to(device))
     left = [name for name, x in model.state_dict().items() if name in wanted and x.is_meta]
     if left:  # a family may say that it can do without; what it would do is not understood
         raise CrispError(f"{folder}: lacks the model's {min(left)}")
     _forget(checkpoint)
-    with one_line(str(folder), "its generation_config.json"):
+    with one_line_errors(str(folder), "its generation_config.json"):
         if (folder / "generation_config.json").exists():
             model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    loaded = Loaded(
+    loaded = LoadedModel(
         model=model,
         tokenizer=load_tokenizer(folder),
         name=folder.resolve().name,
@@ -103,7 +103,7 @@ def open_resident(
         how=f"{str(model.dtype).removeprefix('torch.')} on {device}, experts in {store.dtype}, "
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     )
-    return Resident(
+    return ResidentModel(
         loaded, store, found, tuple(_down_bias(layer.experts) for layer in found.layers)
     )
 
@@ -134,9 +134,9 @@ def _same_weights(
     if activation_of(json.loads(config.read_bytes()), str(config)) != store.activation:
         raise refused
     found = skeleton(folder, store.spec, store.activation)
-    hashed, layers = need("xxhash").xxh3_64_intdigest, store.spec.moe_layers
+    hashed, layers = import_extra("xxhash").xxh3_64_intdigest, store.spec.moe_layers
     for row in sorted({0, len(layers) - 1}):
-        with Reader(checkpoint, found, lambda more: None) as reader:
+        with ExpertReader(checkpoint, found, lambda more: None) as reader:
             blocks = blocks_of(reader, store.spec, layers[row], store.dtype)
             seen = [hashed(own.data) for own in islice(blocks, store.spec.n_blocks)]
         if seen != store.hashes(row)[0].tolist():
@@ -146,7 +146,7 @@ def _same_weights(
 def _kind(checkpoint: Checkpoint) -> Any:
     """The type of the first floating-point tensor: what transformers goes by as well."""
     kinds = (tensor.dtype for tensor in checkpoint.tensors.values())
-    return getattr(need("torch"), next(_FLOATS[kind] for kind in kinds if kind in _FLOATS))
+    return getattr(import_extra("torch"), next(_FLOATS[kind] for kind in kinds if kind in _FLOATS))
 
 
 def _keep_float32(model: Any, kind: Any) -> None:
@@ -160,7 +160,7 @@ def _keep_float32(model: Any, kind: Any) -> None:
     kept = re.compile("|".join(name.replace("*", ".*") for name in plan))
     for name, tensor in model.state_dict().items():
         if kept.search(name):
-            place(model, name, tensor.float())
+            set_tensor(model, name, tensor.float())
 
 
 def _stored(experts: Experts) -> list[str]:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from crisp.errors import CrispError
-from crisp.hw.store.checkpoint_experts import Expert, Reader
+from crisp.hw.store.checkpoint_experts import Expert, ExpertReader
 from crisp.hw.store.numbers import NAMES, UNSIGNED, Array, all_finite, converted, in_bytes
 from crisp.hw.store.writer import Bytes
-from crisp.model.quantization import BITS, GROUP, quantise
+from crisp.model.quantization import BITS, GROUP, quantize
 from crisp.model.spec import ModelSpec
 
 _TILE = 32  # rows of a matrix that is turned: the lines of a tile stay in a core's cache
@@ -64,11 +64,11 @@ def _coded(numbers: Array, kind: str, dtype: str) -> tuple[Array, Array]:
     """
     if dtype in NAMES:
         return converted(numbers, kind, NAMES[dtype]), numbers[..., :0]
-    q, scales = quantise(converted(numbers, kind, "F32").view(np.float32), dtype)
+    q, scales = quantize(converted(numbers, kind, "F32").view(np.float32), dtype)
     return in_bytes(q, dtype), scales.view(np.uint16)
 
 
-def blocks_of(reader: Reader, spec: ModelSpec, layer: int, dtype: str) -> Iterator[Bytes]:
+def blocks_of(reader: ExpertReader, spec: ModelSpec, layer: int, dtype: str) -> Iterator[Bytes]:
     """The blocks of a layer's experts, [stride] each; valid until the next is asked for.
 
     Raises CrispError for weights that ``dtype`` cannot hold.

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from crisp.adapter import Experts, Layout, layout
-from crisp.checkpoint.experts import ExpertTensor, expert_tensors
-from crisp.checkpoint.files import Checkpoint, Tensor, combined
-from crisp.checkpoint.loading import load_config, one_line
-from crisp.checkpoint.streaming import Source, drained, plain
+from crisp.adapter import ExpertLayout, Experts, expert_layout
+from crisp.checkpoint.expert_tensors import ExpertTensor, expert_tensors
+from crisp.checkpoint.files import Checkpoint, TensorEntry, combine_digests
+from crisp.checkpoint.loading import load_config, one_line_errors
+from crisp.checkpoint.streaming import ByteSource, hash_tiles, read_tiles
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 from crisp.hw.store.numbers import UNSIGNED, Array, all_finite
 from crisp.model.spec import ModelSpec
 
@@ -37,30 +37,30 @@ class Expert(NamedTuple):
     biases: tuple[Array, ...]  # [d_ff] of gate and up; none where the model has none
 
 
-class Reader:
+class ExpertReader:
     """Experts are asked for once each, layer by layer and in order; every byte that is read, and in
     the end all others, go into the hash of the weights.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, found: Layout, advance: Callable[[int], None]
+        self, checkpoint: Checkpoint, found: ExpertLayout, advance: Callable[[int], None]
     ) -> None:
         """found: as of `skeleton`. advance: told how many more bytes were read."""
         self._checkpoint, self._advance = checkpoint, advance
         self._places = expert_tensors(checkpoint, found)
         self.kind = self._only_kind()  # of all experts' weights, as safetensors spells it
         self._experts = {layer.index: Experts.of(layer) for layer in found.layers}
-        self._by_layer: dict[int, list[tuple[Tensor, ExpertTensor]]] = {}
+        self._by_layer: dict[int, list[tuple[TensorEntry, ExpertTensor]]] = {}
         for name, place in self._places.items():
             own = self._by_layer.setdefault(place.layer, [])
             own.append((checkpoint.tensors[name], place))
         self._hashes: dict[str, Any] = {}
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, ByteSource] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         for shard in self._checkpoint.shards:
-            source = Source(self._checkpoint.folder / shard)
+            source = ByteSource(self._checkpoint.folder / shard)
             self._sources[shard] = self._stack.enter_context(source)
         return self
 
@@ -91,9 +91,9 @@ class Reader:
         for tensor in tensors.values():
             if tensor.name not in sums:
                 source = self._sources[tensor.shard]
-                sums[tensor.name] = drained(plain(source, tensor.offset, tensor.nbytes))
+                sums[tensor.name] = hash_tiles(read_tiles(source, tensor.offset, tensor.nbytes))
                 self._advance(tensor.nbytes)
-        return combined(tensors.values(), sums)
+        return combine_digests(tensors.values(), sums)
 
     def _only_kind(self) -> str:
         kinds = {self._checkpoint.tensors[name].dtype: name for name in self._places}
@@ -105,14 +105,14 @@ class Reader:
             )
         return next(iter(kinds))
 
-    def _by_neuron(self, tensor: Tensor, place: ExpertTensor, expert: int) -> Array:
+    def _by_neuron(self, tensor: TensorEntry, place: ExpertTensor, expert: int) -> Array:
         """A tensor's share of one expert, [parts, d_ff, numbers of a neuron]."""
         parts = len(_PARTS[_leaf(tensor.name)])
         data = np.empty((place.outer, place.d_ff, place.inner), UNSIGNED[tensor.dtype])
         offset = tensor.offset + (expert - place.first) * data.nbytes
         self._sources[tensor.shard].read(data, offset)
         if tensor.name not in self._hashes:
-            self._hashes[tensor.name] = need("xxhash").xxh3_128()
+            self._hashes[tensor.name] = import_extra("xxhash").xxh3_128()
         self._hashes[tensor.name].update(data.data)
         self._advance(data.nbytes)
         if not all_finite(data, tensor.dtype):
@@ -131,16 +131,16 @@ def _leaf(name: str) -> str:
     return name.removesuffix(".weight").rpartition(".")[2]
 
 
-def skeleton(folder: Path, spec: ModelSpec, activation: str) -> Layout:
+def skeleton(folder: Path, spec: ModelSpec, activation: str) -> ExpertLayout:
     """Where the model in ``folder`` has its experts; no weight is read.
 
     Raises CrispError for a model that is not understood: none, another geometry than ``spec``, no
     gate, or one that is not ``activation``.
     """
-    torch, transformers = need("torch"), need("transformers")
+    torch, transformers = import_extra("torch"), import_extra("transformers")
     config = load_config(folder)
-    with one_line(str(folder), "its config"), torch.device("meta"):
-        found = layout(transformers.AutoModelForCausalLM.from_config(config))
+    with one_line_errors(str(folder), "its config"), torch.device("meta"):
+        found = expert_layout(transformers.AutoModelForCausalLM.from_config(config))
     for layer in found.layers:
         experts = Experts.of(layer)
         if not experts.has_gate:
@@ -160,10 +160,13 @@ def skeleton(folder: Path, spec: ModelSpec, activation: str) -> Layout:
 
 def _gate(module: Any) -> str | None:
     """What stands between a module's projections, in a store's words."""
-    plain = need("transformers.integrations.moe")._default_apply_gate
+    plain = import_extra("transformers.integrations.moe")._default_apply_gate
     if type(module)._apply_gate is plain:
-        kinds = need("transformers.activations")
-        acts = {"silu": (need("torch.nn").SiLU, kinds.SiLUActivation), "gelu": kinds.GELUActivation}
+        kinds = import_extra("transformers.activations")
+        acts = {
+            "silu": (import_extra("torch.nn").SiLU, kinds.SiLUActivation),
+            "gelu": kinds.GELUActivation,
+        }
         return next((name for name, kind in acts.items() if isinstance(module.act_fn, kind)), None)
     clamped = getattr(module, "alpha", None), getattr(module, "limit", None)
     return "gpt_oss" if clamped == (1.702, 7.0) else None

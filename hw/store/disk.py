@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from crisp.hw.memory import anonymous
+from crisp.hw.memory import map_anonymous
 from crisp.hw.store.aio import AsynchronousRead
 from crisp.hw.store.block_io import SIZES, direct_refused
 from crisp.model.spec import PAGE
@@ -108,7 +108,7 @@ def read_speed(path: Path, seconds: float = SECONDS, progress: Progress | None =
 def _rate(file: int, length: int, size: int, seconds: float, direct: bool) -> float:
     """Bytes a second of requests of one size."""
     done, offset = 0, 0
-    with closing(anonymous(size, "a buffer")) as buffer:
+    with closing(map_anonymous(size, "a buffer")) as buffer:
         buffer[:] = bytes(size)  # all of it is there
         begin = time.monotonic()
         while (took := time.monotonic() - begin) < seconds or not done:

@@ -7,12 +7,12 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from crisp.model.quantization import STORED
+from crisp.model.quantization import STORED_BITS
 from crisp.model.spec import PAGE, ModelSpec
 
 VERSION = 1
 HASHES = "hashes.safetensors"
-DTYPES = {"bf16": Fraction(16), "fp16": Fraction(16), "fp32": Fraction(32)} | STORED
+DTYPES = {"bf16": Fraction(16), "fp16": Fraction(16), "fp32": Fraction(32)} | STORED_BITS
 """What weights may be stored as, and the bits of each; its share of a scale included."""
 
 

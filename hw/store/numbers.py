@@ -43,7 +43,7 @@ def converted(bits: Array, source: str, target: str) -> Array:
 def in_bytes(q: Array, dtype: str) -> Array:
     """Quantised numbers as they are stored, uint8; int4 [..., columns] two to a byte.
 
-    q: int8, as of `crisp.model.quantization.quantise`.
+    q: int8, as of `crisp.model.quantization.quantize`.
     """
     if dtype == "int8":
         return q.view(np.uint8)

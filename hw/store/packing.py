@@ -10,7 +10,7 @@ from typing import Any
 from crisp.checkpoint.files import open_checkpoint
 from crisp.errors import CrispError
 from crisp.hw.store.blocks import RandomBlocks, blocks_of
-from crisp.hw.store.checkpoint_experts import Reader, skeleton
+from crisp.hw.store.checkpoint_experts import ExpertReader, skeleton
 from crisp.hw.store.format import DTYPES
 from crisp.hw.store.numbers import NAMES
 from crisp.hw.store.reader import Store
@@ -55,7 +55,7 @@ def pack(
     activation = activation_of(config, str(folder / "config.json"))
     found = skeleton(folder, spec, activation)
     advance = _counting(progress, sum(tensor.nbytes for tensor in checkpoint.tensors.values()))
-    with Reader(checkpoint, found, advance) as reader:
+    with ExpertReader(checkpoint, found, advance) as reader:
         stored = dtype or next((key for key, kind in NAMES.items() if kind == reader.kind), None)
         if stored is None:
             raise CrispError(f"{folder}: its experts are {reader.kind}; --dtype has to be given")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 from crisp.files import check_readable
 from crisp.hw.store.format import DTYPES, HASHES, VERSION, file_name, header, table_name
 from crisp.model.quantization import BITS, GROUP
@@ -164,7 +164,7 @@ def views(buffer: Any, store: Store) -> Block:
 
     buffer: a uint8 torch tensor [..., stride], of a slot or of a whole pool [slots, stride].
     """
-    spec, torch, at = store.spec, need("torch"), 0
+    spec, torch, at = store.spec, import_extra("torch"), 0
     quantised = store.dtype in BITS
     kind = torch.float16 if quantised else getattr(torch, TYPES[store.dtype])
     numbers = {"int8": torch.int8, "int4": torch.uint8}.get(store.dtype, kind)

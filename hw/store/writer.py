@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-from crisp.checkpoint.streaming import writing
+from crisp.checkpoint.streaming import open_new_file
 from crisp.errors import CrispError
-from crisp.extras import need
+from crisp.extras import import_extra
 from crisp.hw.store.format import HASHES, VERSION, file_name, header, table_name
 from crisp.model.spec import STORE_INDEX, ModelSpec
-from crisp.prepare.work import refuse_taken
-from crisp.units import show_bytes
+from crisp.prepare.folder import refuse_taken
+from crisp.units import format_bytes
 
 SYNC = 1 << 26  # bytes after which they are sent to the disk and leave the page cache
 _PART = ".part"
@@ -33,7 +33,7 @@ _OWN = re.compile(rf"layer-\d+\.safetensors|{re.escape(HASHES)}|{re.escape(STORE
 Bytes = npt.NDArray[np.uint8]
 
 
-class Writer:
+class StoreWriter:
     """The folder of a store in the making."""
 
     def __init__(self, folder: Path, spec: ModelSpec, dtype: str, activation: str) -> None:
@@ -47,12 +47,12 @@ class Writer:
         blocks: [stride] each, every expert's, expert after expert; one is done with when the next
         is asked for.
         """
-        spec, hashed = self._spec, need("xxhash").xxh3_64_intdigest
+        spec, hashed = self._spec, import_extra("xxhash").xxh3_64_intdigest
         table = np.zeros((spec.n_experts, spec.n_blocks), np.uint64)
         start = len(header(spec, layer, _digest(table), *self._kind))
         size = start + spec.n_experts * spec.expert_bytes
         path = self._folder / file_name(layer)
-        with writing(path) as file:
+        with open_new_file(path) as file:
             os.posix_fallocate(file, 0, size)  # a full disk is found now
             written = synced = start
             for place, block in zip(np.ndindex(table.shape), blocks, strict=True):
@@ -76,7 +76,7 @@ class Writer:
         index = {"version": VERSION, "spec": self._spec.to_dict(), **about, "files": self._files}
         content = json.dumps(index, indent=1).encode() + b"\n"
         for name, data in ((HASHES, save(self._tables)), (STORE_INDEX, content)):
-            with writing(self._folder / name) as file:
+            with open_new_file(self._folder / name) as file:
                 _write(file, memoryview(data), 0)
                 _to_disk(file)
 
@@ -91,7 +91,7 @@ def check_new(out: Path) -> None:
 
 
 @contextmanager
-def new_store(out: Path, spec: ModelSpec, dtype: str, activation: str) -> Iterator[Writer]:
+def new_store(out: Path, spec: ModelSpec, dtype: str, activation: str) -> Iterator[StoreWriter]:
     """A store is written within the block, and is in ``out`` after it; if it fails, nothing is.
 
     Raises CrispError as `check_new` does, for a disk that is full, and while another process writes
@@ -102,14 +102,13 @@ def new_store(out: Path, spec: ModelSpec, dtype: str, activation: str) -> Iterat
     given = target.is_dir()  # it stays: others may stand in it, or it is a disk of its own
     free = shutil.disk_usage(target if given else target.parent).free
     if spec.routed_bytes > free:
-        raise CrispError(
-            f"--out {out}: {show_bytes(spec.routed_bytes)} are needed, {show_bytes(free)} are free"
-        )
+        needed = format_bytes(spec.routed_bytes)
+        raise CrispError(f"--out {out}: {needed} are needed, {format_bytes(free)} are free")
     folder = target / _PART if given else target.with_name(f".{target.name}{_PART}")
     try:
         with _alone(folder):
             check_new(out)  # whoever was here before may have made it
-            yield Writer(folder, spec, dtype, activation)
+            yield StoreWriter(folder, spec, dtype, activation)
             if given:
                 _move(folder, target)
             else:

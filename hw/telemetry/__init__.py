@@ -36,12 +36,12 @@ def chosen(device: str) -> Meter:
 
 def _own_gpu() -> str | None:
     """Of several GPUs the UUID of the one that torch uses; None where there is no choice."""
-    from crisp.extras import need  # slow, and seldom needed
+    from crisp.extras import import_extra  # slow, and seldom needed
 
     try:
         if len(uuids()) < 2:
             return None
-        cuda = need("torch").cuda
+        cuda = import_extra("torch").cuda
     except (Unreadable, CrispError):
         return None
     if not cuda.is_available():

@@ -22,7 +22,7 @@ _PATIENCE = 0.2  # seconds until a signal is looked at that came just before wai
 
 
 @dataclass(frozen=True)
-class Ended:
+class CompletedCommand:
     """A command that has ended."""
 
     code: int  # as a shell tells it: 128 and more, where a signal ended it
@@ -30,7 +30,7 @@ class Ended:
     asked_to_end: bool  # whether this process was sent a signal that ends things
 
 
-def run(command: Sequence[str]) -> Ended:
+def run(command: Sequence[str]) -> CompletedCommand:
     """Run a command to its end. This process gets no KeyboardInterrupt meanwhile.
 
     Raises CrispError if it cannot be started.
@@ -44,7 +44,9 @@ def run(command: Sequence[str]) -> Ended:
         attach(process)
         code = _wait(process)
         ns = time.monotonic_ns() - since
-    return Ended(128 - code if code < 0 else code, ns, any(one in _ENDING for one in received))
+    return CompletedCommand(
+        128 - code if code < 0 else code, ns, any(one in _ENDING for one in received)
+    )
 
 
 def _wait(process: subprocess.Popen[Any]) -> int:

@@ -11,7 +11,7 @@ from crisp.errors import CrispError, unknown_name
 from crisp.hardware.energy import Energy, Meter, StateDurations
 from crisp.hw.telemetry.child import CompletedCommand, run
 from crisp.hw.telemetry.metering import metering
-from crisp.run.repeats import INTERRUPTED, NoMoreError, Rule, repeat
+from crisp.run.repeats import INTERRUPTED, NoMoreRunsError, StoppingRule, repeat
 from crisp.statistics import CONFIDENCE, Interval, interval
 from crisp.version import TOOL
 
@@ -53,7 +53,7 @@ class MeteredCommand:
     """
 
     command: Sequence[str]
-    rule: Rule
+    rule: StoppingRule
     runs: Sequence[MeteredRun]
     ended: str  # why there are no more
     code: int
@@ -114,7 +114,9 @@ class MeteredCommand:
         return told
 
 
-def measure(command: Sequence[str], meter: Meter | str, idle: float, rule: Rule) -> MeteredCommand:
+def measure(
+    command: Sequence[str], meter: Meter | str, idle: float, rule: StoppingRule
+) -> MeteredCommand:
     """Run a command as often as the rule asks while it succeeds; once where nothing can be metered.
 
     meter: or why there is none. idle: seconds at rest before each run.
@@ -129,11 +131,11 @@ def measure(command: Sequence[str], meter: Meter | str, idle: float, rule: Rule)
     def again() -> MeteredRun:
         run = once()
         if run.ended.asked_to_end:
-            raise NoMoreError(INTERRUPTED)
+            raise NoMoreRunsError(INTERRUPTED)
         if run.ended.code:
-            raise NoMoreError(f"run {len(codes)} ended with exit code {run.ended.code}")
+            raise NoMoreRunsError(f"run {len(codes)} ended with exit code {run.ended.code}")
         if isinstance(run.energy, str):
-            raise NoMoreError(f"run {len(codes)} has no joules: {run.energy}")
+            raise NoMoreRunsError(f"run {len(codes)} has no joules: {run.energy}")
         return run
 
     first = once()

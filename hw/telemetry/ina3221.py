@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from crisp.hw.telemetry.rails import inputs
-from crisp.hw.telemetry.sampler import PowerWindow, Sampled, Unreadable, Window
+from crisp.hw.telemetry.sampler import PowerWindow, Sampled, SampleWindow, Unreadable
 
 ROOT = Path("/sys/class/hwmon")
 INTERVAL = 0.05  # seconds between samples; a rail takes a millisecond or two over its bus
@@ -52,7 +52,7 @@ class Ina3221(Sampled):
         super().__init__(interval, clock)
         self._root = root
 
-    def open(self) -> Window:
+    def open(self) -> SampleWindow:
         """The rails that make up the whole, each of which can be read now."""
         rails = find_rails(self._root)
         if not rails:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from crisp.hw.telemetry.rails import inputs
-from crisp.hw.telemetry.sampler import PowerWindow, Sampled, Unreadable, Window
+from crisp.hw.telemetry.sampler import PowerWindow, Sampled, SampleWindow, Unreadable
 
 CHILD = Path(__file__).with_name("jtop_child.py")
 INTERVAL = 0.1  # seconds between samples
@@ -56,7 +56,7 @@ class Jtop(Sampled):
         super().__init__(interval, clock)
         self._child, self._timeout = child, timeout
 
-    def open(self) -> Window:
+    def open(self) -> SampleWindow:
         """The rails that make up the whole, of a service that answers."""
         if find_spec("jtop") is None:
             raise Unreadable("jetson-stats is not installed", _INSTALL)

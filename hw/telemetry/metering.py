@@ -8,7 +8,14 @@ from contextlib import contextmanager
 from functools import partial
 
 from crisp.errors import CrispError
-from crisp.hardware.energy import Energy, Meter, Reading, States, measured, modelled
+from crisp.hardware.energy import (
+    Energy,
+    Meter,
+    Reading,
+    StateDurations,
+    measured_energy,
+    modelled_energy,
+)
 from crisp.hardware.profile import HardwareProfile
 
 IDLE_SECONDS = 2.0  # of the machine before a run
@@ -45,17 +52,17 @@ class Metering:
             self._running = False
             self._reading = self._meter.stop()
 
-    def energy(self, states: States) -> Energy | str:
+    def energy(self, states: StateDurations) -> Energy | str:
         """Of the run, once it has ended."""
         if self._reading is None:
             return "the run was not metered"
-        return measured(self._reading, self._idle)
+        return measured_energy(self._reading, self._idle)
 
 
 class Unmetered:
     """In place of a window: energy that needs none, or the reason why there is none."""
 
-    def __init__(self, energy: Callable[[States], Energy | str]) -> None:
+    def __init__(self, energy: Callable[[StateDurations], Energy | str]) -> None:
         self.energy = energy
 
     def start(self) -> None:
@@ -76,7 +83,7 @@ def metering(
     `power_model` returns it. idle_seconds: 0 measures nothing at rest, so there is no net.
     """
     if model is not None:
-        yield Unmetered(partial(modelled, model))
+        yield Unmetered(partial(modelled_energy, model))
         return
     reason = "no meter was given" if meter is None else meter.probe().reason
     if meter is None or reason is not None:

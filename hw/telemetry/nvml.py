@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from crisp.hw.telemetry.counting import Counter, CounterWindow
-from crisp.hw.telemetry.sampler import PowerWindow, Sampled, Unreadable, Window
+from crisp.hw.telemetry.sampler import PowerWindow, Sampled, SampleWindow, Unreadable
 
 INTERVAL = 0.05  # seconds between samples
 UPDATE_NS = 100_000_000  # counter and field are renewed every 10 to 100 ms
@@ -58,7 +58,7 @@ class Nvml(Sampled):
         self.name = "NVML" if uuid is None else f"NVML {uuid}"
         self._uuid = uuid
 
-    def open(self) -> Window:
+    def open(self) -> SampleWindow:
         """The best way to read this GPU."""
         nvml = _begun()
         end = partial(_end, nvml)
@@ -69,7 +69,7 @@ class Nvml(Sampled):
             end()
             raise
 
-    def _best(self, nvml: Any, end: Callable[[], None]) -> Window:
+    def _best(self, nvml: Any, end: Callable[[], None]) -> SampleWindow:
         handle = self._handle(nvml)
         gpu = f"NVML {nvml.nvmlDeviceGetName(handle)} ({nvml.nvmlDeviceGetUUID(handle)})"
         count = partial(_asked, nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
@@ -77,7 +77,7 @@ class Nvml(Sampled):
         average = partial(_watts, nvml, nvml.nvmlDeviceGetPowerUsage, handle)
         counter = Counter(gpu, count, SPANS, 1000, MOST_WATTS)
         method = "average power (mean of about a second)"
-        ways: tuple[tuple[str, Callable[[], object], Callable[[], Window]], ...] = (
+        ways: tuple[tuple[str, Callable[[], object], Callable[[], SampleWindow]], ...] = (
             (
                 "energy counter", count,
                 lambda: CounterWindow(

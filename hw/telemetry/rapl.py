@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crisp.hw.telemetry.counting import Counter, CounterWindow
-from crisp.hw.telemetry.sampler import Sampled, Unreadable, Window
+from crisp.hw.telemetry.sampler import Sampled, SampleWindow, Unreadable
 
 ROOT = Path("/sys/class/powercap")
 INTERVAL = 0.5  # seconds between samples
@@ -68,7 +68,7 @@ class Rapl(Sampled):
         super().__init__(interval, clock)
         self._root = root
 
-    def open(self) -> Window:
+    def open(self) -> SampleWindow:
         """All counters that are summed, each of which can be read now."""
         try:
             zones = find_zones(self._root)

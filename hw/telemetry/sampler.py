@@ -21,7 +21,7 @@ class Unreadable(Exception):
         self.reason, self.remedy = reason, remedy
 
 
-class Window(Protocol):
+class SampleWindow(Protocol):
     """What is read of one source between a start and a stop."""
 
     @property
@@ -50,13 +50,13 @@ class Sampled(ABC):
     def __init__(self, interval: float, clock: Callable[[], int] = time.monotonic_ns) -> None:
         """interval: seconds; clock: ns."""
         self.interval, self.clock = interval, clock
-        self._window: Window | None = None
+        self._window: SampleWindow | None = None
         self._reason = "it was never started"
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     @abstractmethod
-    def open(self) -> Window:
+    def open(self) -> SampleWindow:
         """A window on the source; `Unreadable` if it cannot be read now."""
 
     def probe(self) -> Probe:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from crisp.hw.devices.batch import Work
-from crisp.hw.devices.protocol import Copy, Done, Piece
+from crisp.hw.devices.batch import ExpertBatch
+from crisp.hw.devices.protocol import BlockRange, Copy, Done
 
 Label = tuple[int, int, int]  # row, expert, block
 
@@ -50,18 +50,20 @@ class FakeDevice:
     def copy(self, request: Copy, done: Done) -> None:
         self._queues[0].put((lambda: self._copy(request), done))
 
-    def compute(self, piece: Piece, done: Done) -> None:
+    def compute(self, piece: BlockRange, done: Done) -> None:
         self._queues[1].put((lambda: self._compute(piece), done))
 
-    def combine(self, works: Sequence[Work], rows: int) -> Callable[[], list[tuple[int, Any]]]:
+    def combine(
+        self, batches: Sequence[ExpertBatch], rows: int
+    ) -> Callable[[], list[tuple[int, Any]]]:
         self._drain(self._queues[1])
-        self.summed.append([work.expert for work in works])
-        return lambda: [(work.expert, work.sums) for work in works]
+        self.summed.append([work.expert for work in batches])
+        return lambda: [(work.expert, work.sums) for work in batches]
 
     def check(self) -> None:
         assert all(thread.is_alive() for thread in self._threads)
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         for own in self._queues:
             self._drain(own)
 
@@ -102,19 +104,19 @@ class FakeDevice:
         for block, slot in enumerate(request.slots, request.first):
             self.labels[slot] = request.row, request.expert, block
 
-    def _compute(self, piece: Piece) -> None:
+    def _compute(self, piece: BlockRange) -> None:
         self._hold(piece)
         self._pause()
         self._hold(piece)
-        work = piece.work
+        work = piece.batch
         work.sums = (work.sums or []) + list(range(piece.first, piece.first + len(piece.slots)))
 
-    def _hold(self, piece: Piece) -> None:
+    def _hold(self, piece: BlockRange) -> None:
         for block, slot in enumerate(piece.slots, piece.first):
             label = self.labels[slot]
             assert label is not None, f"slot {slot} is empty or being overwritten"
-            assert label[1:] == (piece.work.expert, block), (label, piece.work.expert, block)
-            assert label[0] == piece.work.hidden, "a block of another layer"
+            assert label[1:] == (piece.batch.expert, block), (label, piece.batch.expert, block)
+            assert label[0] == piece.batch.hidden, "a block of another layer"
 
 
 class FakeStore:

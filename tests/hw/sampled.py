@@ -15,7 +15,7 @@ def anonymous():
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
 
 import crisp.cli.commands.run.replay, crisp.hw.devices.cpu.device, crisp.hw.replay
-import crisp.cli.output.run_files, crisp.cli.output.run_tables, crisp.cli.setup
+import crisp.cli.output.run_files, crisp.cli.output.run_tables, crisp.run.setup
 import crisp.sim.simulate, torch, pandas, xxhash
 {more}
 base, most = anonymous(), [0]

@@ -28,12 +28,12 @@ def group(folder: Path, files: dict[str, object]) -> None:
 
 
 def test_without_groups_it_is_the_machines(system: Path) -> None:
-    assert memory.available() == 1000 * MIB
+    assert memory.available_bytes() == 1000 * MIB
     (system / "_MEMINFO").unlink()
-    assert memory.available() is None
+    assert memory.available_bytes() is None
     memory.check_available(1 << 60, "a pool")  # nobody says that there is no room
     (system / "_MEMINFO").write_text("nonsense\nMemAvailable: much\n")
-    assert memory.available() is None
+    assert memory.available_bytes() is None
 
 
 def test_a_group_of_version_2_and_those_around_it(system: Path) -> None:
@@ -43,14 +43,14 @@ def test_a_group_of_version_2_and_those_around_it(system: Path) -> None:
     stat += f"inactive_file {30 * MIB}"
     own = system / "_GROUPS" / "all" / "own"
     group(own, {"memory.max": 500 * MIB, "memory.current": 400 * MIB, "memory.stat": stat})
-    assert memory.available() == 150 * MIB
+    assert memory.available_bytes() == 150 * MIB
     assert memory.group_limit() == 500 * MIB
     group(own.parent, {"memory.max": 450 * MIB, "memory.current": 440 * MIB, "memory.stat": ""})
-    assert memory.available() == 10 * MIB
+    assert memory.available_bytes() == 10 * MIB
     assert memory.group_limit() == 450 * MIB
     group(own, {"memory.max": "max"})
     group(own.parent, {"memory.max": "max"})
-    assert memory.available() == 1000 * MIB
+    assert memory.available_bytes() == 1000 * MIB
     assert memory.group_limit() is None
 
 
@@ -62,9 +62,9 @@ def test_a_group_of_version_1_whose_folder_is_not_seen_from_inside(system: Path)
         "memory.stat": f"inactive_file 1\ntotal_inactive_file {5 * MIB}",
     }
     group(system / "_GROUPS" / "memory", files)
-    assert memory.available() == 15 * MIB
+    assert memory.available_bytes() == 15 * MIB
     group(system / "_GROUPS" / "memory", {"memory.limit_in_bytes": (1 << 63) - 4096})
-    assert memory.available() == 1000 * MIB
+    assert memory.available_bytes() == 1000 * MIB
     assert memory.group_limit() is None
 
 

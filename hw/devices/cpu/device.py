@@ -1,8 +1,8 @@
 """The cpu device: experts on disk, cached in memory, computed by the processor.
 
-The disk fills the slots, begun by whoever hands a load over (`crisp.hw.store.aio`); one thread sees
-it end, another computes. Both leave Python's lock alone while they work, and hand over to each
-other without a third.
+A load is a read of the disk into slots, begun in the thread that hands it over
+(`crisp.hw.store.aio`). One thread waits for its end, another computes; both release the GIL while
+they work.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.errors import CrispError
-from crisp.extras import need
-from crisp.hw.devices.batch import Work
+from crisp.extras import import_extra
+from crisp.hw.devices.batch import ExpertBatch
 from crisp.hw.devices.cpu.arithmetic import Arithmetic
-from crisp.hw.devices.protocol import Copy, Done, Piece
+from crisp.hw.devices.protocol import BlockRange, Copy, Done
 from crisp.hw.devices.worker import Worker
 from crisp.hw.errors import DeviceError
-from crisp.hw.memory import anonymous, check_available
+from crisp.hw.memory import check_available, map_anonymous
 from crisp.hw.store.block_io import Files, Pace
 from crisp.hw.store.reader import Store
 
 
 class CpuDevice:
-    """See `crisp.hw.devices.protocol.Device`."""
+    """A `crisp.hw.devices.protocol.Device` that reads a disk and computes on the processor."""
 
     name = "cpu"
 
@@ -42,8 +42,8 @@ class CpuDevice:
         link_limit: int | None = None,
         verify: bool = False,
     ) -> None:
-        """threads: that compute. link_limit: bytes a second; None: as fast as it goes. verify:
-        every block that is read against its hash.
+        """threads: how many compute. link_limit: of reads, in bytes a second; None: no limit.
+        verify: compare every block that is read with its hash.
 
         Raises CrispError if memory or threads are too few, or a file cannot be read.
         """
@@ -54,9 +54,9 @@ class CpuDevice:
         check_available(size, f"a pool of {slots:,} blocks")
         self._files = Files(store)
         try:
-            memory = anonymous(size, f"a pool of {slots:,} blocks")
+            memory = map_anonymous(size, f"a pool of {slots:,} blocks")
             self.pool: Any = np.frombuffer(memory, np.uint8).reshape(slots, self._stride)
-            self.pool[:, :: mmap.PAGESIZE] = 0  # all of it is there from now on
+            self.pool[:, :: mmap.PAGESIZE] = 0  # touched, so that every page is there from now on
             places = memoryview(memory)
             self._files.choose_size(places)
             self._slots = [places[at : at + self._stride] for at in range(0, size, self._stride)]
@@ -65,7 +65,7 @@ class CpuDevice:
             self._files.close()
             raise
         self._pace = None if link_limit is None else Pace(link_limit, self.clock)
-        # What has begun and nobody has asked for yet, and what ends it.
+        # A read that has begun before its request: (row, expert, first, slots), what waits for it.
         self._ahead: tuple[tuple[int, int, int, list[int]], Callable[[], None]] | None = None
         self._streams: list[Worker] = []
         try:
@@ -80,7 +80,7 @@ class CpuDevice:
             raise
 
     def describe(self) -> dict[str, Any]:
-        """How it works here, safe for JSON."""
+        """Return the device's settings on this machine, safe for JSON."""
         return {
             "name": self.name,
             "threads": self._threads,
@@ -93,66 +93,66 @@ class CpuDevice:
         }
 
     def clock(self) -> int:
-        """Nanoseconds, monotonic."""
+        """Return the nanoseconds of the machine's monotonic clock."""
         return time.monotonic_ns()
 
     def place(self, hidden: Any) -> Any:
-        """Their numbers as float32, which is what is computed with."""
+        """Return rows [n, d_model] as a float32 array, the type that is computed with."""
         return self._arithmetic.inputs(hidden)
 
     def upload(self, tensor: Any) -> Any:
-        """It is there."""
+        """No-op: host memory is device memory."""
         return tensor
 
     def fetch(self, tensor: Any) -> npt.NDArray[Any]:
-        """It is there."""
-        found: npt.NDArray[Any] = tensor.numpy()
-        return found
+        """Return the tensor's own memory as an array: host memory is device memory."""
+        array: npt.NDArray[Any] = tensor.numpy()
+        return array
 
     def copy(self, request: Copy, done: Done) -> None:
-        """Read blocks from the disk: begun by the caller, where the system can, as is what follows.
+        """Begin to read blocks into slots by ``Files.begin``; the reading thread waits for the end.
 
-        So a disk has its next request while this one ends. What was promised to follow and does
-        not is waited for.
+        The block that is known to come next is begun as well, so that the disk has its next request
+        while this one ends. If another copy comes instead, that read is waited for first.
         """
         if self.pool is None:  # closed
             return
-        start, ended = self.clock(), None
+        start, wait = self.clock(), None
         if self._ahead is not None:
-            promised, ended = self._ahead
+            promised, wait = self._ahead
             self._ahead = None
             if promised != (request.row, request.expert, request.first, list(request.slots)):
-                ended()
-                ended = None
+                wait()
+                wait = None
         row, expert, first, slots, then = request
-        if ended is None:
-            ended = self._begin(row, expert, first, slots)
+        if wait is None:
+            wait = self._begin(row, expert, first, slots)
         if then >= 0:
             following = row, expert, first + len(slots), [then]
             self._ahead = following, self._begin(*following)
-        self._link.submit(partial(self._end, request, ended, start), done)
+        self._link.submit(partial(self._end, request, wait, start), done)
 
-    def compute(self, piece: Piece, done: Done) -> None:
-        """Compute blocks of a task."""
-        self._compute.submit(lambda: self._arithmetic.add(piece), done)
+    def compute(self, blocks: BlockRange, done: Done) -> None:
+        """Compute blocks of a task, in the compute thread."""
+        self._compute.submit(lambda: self._arithmetic.add(blocks), done)
 
-    def combine(self, works: Sequence[Work], rows: int) -> Callable[[], Any]:
-        """The experts' outputs summed, behind the pieces."""
-        return self._compute.begin(lambda: self._arithmetic.combine(works, rows))
+    def combine(self, batches: Sequence[ExpertBatch], rows: int) -> Callable[[], Any]:
+        """Sum the experts' outputs, in the compute thread, behind what was submitted before."""
+        return self._compute.begin(lambda: self._arithmetic.combine(batches, rows))
 
     def check(self) -> None:
         """Raise DeviceError if a thread is dead."""
         for stream in self._streams:
             stream.check()
 
-    def synchronise(self) -> None:
-        """See `crisp.hw.devices.protocol.Device`."""
+    def synchronize(self) -> None:
+        """Wait until both threads are idle; DeviceError if a file of the store was written to."""
         for stream in self._streams:
             stream.run(lambda: None)
         self._files.check()
 
     def close(self) -> None:
-        """End both threads after what they are at, close the files, let go of the pool."""
+        """End both threads after their current operations, close the files, free the pool."""
         if self._pace is not None:
             self._pace.stop()
         for stream in self._streams:
@@ -163,20 +163,23 @@ class CpuDevice:
         self._slots = []
 
     def _begin(self, row: int, expert: int, first: int, slots: Sequence[int]) -> Callable[[], None]:
+        """Begin a read into slots; returns a function that waits for its end."""
         return self._files.begin(row, expert, first, [self._slots[slot] for slot in slots])
 
-    def _end(self, request: Copy, ended: Callable[[], None], start: int) -> None:
-        ended()
+    def _end(self, request: Copy, wait: Callable[[], None], start: int) -> None:
+        """Wait for a read; then check its hashes and keep to the link's limit, where asked to."""
+        wait()
         if self._verify:
             self._check_blocks(request)
         if self._pace is not None:
             self._pace.wait(start, len(request.slots) * self._stride)
 
     def _check_blocks(self, request: Copy) -> None:
+        """Raise DeviceError for a block whose hash is not that of the store."""
         row, expert, first, slots, _ = request
         if row not in self._hashes:
             self._hashes[row] = self._store.hashes(row)
-        digest = need("xxhash").xxh3_64_intdigest
+        digest = import_extra("xxhash").xxh3_64_intdigest
         for block, slot in enumerate(slots, first):
             if digest(self._slots[slot]) != int(self._hashes[row][expert, block]):
                 layer = self._store.spec.moe_layers[row]

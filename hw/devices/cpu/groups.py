@@ -1,12 +1,13 @@
-"""Quantised weights against float32, compiled: groups of 64 as vectors of the processor.
+"""Products of groups of 64 quantised weights with float32, as LLVM vector instructions.
 
-A group is too short for a loop of numba's, which takes as long to begin and end as it runs. So this
-is written in LLVM's own words, eight numbers at a time, which every processor cuts into what it
-has. Weights are widened in registers, for as many rows as these hold the sums of; what a row gets
-does not depend on how many they are.
+A group is too short for one of numba's loops, which takes as long to begin and end as it runs. So
+this builds LLVM IR, eight numbers at a time, which LLVM splits into the vectors that a processor
+has. Weights are widened in registers and used for several rows at once; a row's result does not
+depend on how many rows those are.
 
-int8 comes as a pool of int8, int4 as one of uint8. Of int4 eight bytes are read at a time, their
-low halves and then the high ones: sixteen columns in the order of `SIXTEEN`, which x and sums have.
+An int8 store's pool is of int8, an int4 store's of uint8. Of int4 eight bytes are read at a time,
+their low halves and then the high ones: sixteen columns in the order of `SIXTEEN`, which x and the
+sums have too.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ _FLOAT, _INT, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _FLOATS, _INTS = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_INT, _LANES)
 _BYTES = ir.VectorType(ir.IntType(8), _LANES)
 _NONE = ir.Constant(_FLOATS, None)
-_kept: Any = cgutils.alloca_once_value  # on the stack, for a loop to add to
+_variable: Any = cgutils.alloca_once_value  # on the stack, for a loop to add to
 _tuple: Any = types.UniTuple
 
 
 def _dots(rows: int, neurons: int) -> Any:
+    """Build the numba intrinsic of the dot products of some rows with some neurons."""
+
     def typed(
         context: Any, x: Any, row: Any, pool: Any, at: Any, halves: Any, scales: Any, groups: Any
     ) -> Any:
@@ -44,12 +47,12 @@ def _dots(rows: int, neurons: int) -> Any:
             first = builder.gep(_data(context, builder, kinds[2], pool), [at])
             scale = builder.gep(_data(context, builder, kinds[4], halves), [scales])
             pairs = [(r, i) for r in range(rows) for i in range(neurons)]
-            sums = [_kept(builder, _NONE) for _ in pairs]
+            sums = [_variable(builder, _NONE) for _ in pairs]
             with cgutils.for_range(builder, groups) as loop:
                 parts: list[tuple[Any, Any]] = [(_NONE, _NONE)] * len(pairs)
                 place = [_step(builder, loop.index, groups, i) for i in range(neurons)]
-                own = [_step(builder, loop.index, groups, r, row) for r in range(rows)]
-                numbers = [_scaled(builder, x, where, GROUP) for where in own]
+                of_row = [_step(builder, loop.index, groups, r, row) for r in range(rows)]
+                numbers = [_scaled(builder, x, where, GROUP) for where in of_row]
                 weights = [_scaled(builder, first, where, read.bytes) for where in place]
                 for k in range(0, GROUP, 2 * _LANES):
                     wide = [read(_at(builder, begin, k * read.bytes // GROUP)) for begin in weights]
@@ -65,7 +68,7 @@ def _dots(rows: int, neurons: int) -> Any:
                 for n, (_, i) in enumerate(pairs):
                     whole = builder.fadd(*read.true(parts[n]))
                     builder.store(_added(builder, whole, by[i], builder.load(sums[n])), sums[n])
-            totals = [_total(builder, builder.load(own)) for own in sums]
+            totals = [_total(builder, builder.load(one)) for one in sums]
             return context.make_tuple(builder, signature.return_type, totals)
 
         result = _tuple(types.float32, rows * neurons)
@@ -75,28 +78,30 @@ def _dots(rows: int, neurons: int) -> Any:
 
 
 dots_of_rows, dots_of_row, dot = _dots(2, 2), _dots(1, 4), _dots(1, 1)
-"""``(x, row, pool, at, halves, scales, groups)`` -> float32 x w^T: of two rows and two neurons
-each, of a row and four, of a row and one.
+"""``(x, row, pool, at, halves, scales, groups)`` -> float32 x w^T: of two rows and two neurons, of
+one row and four neurons, of one row and one neuron.
 
-x: [r, d_model], of which the rows from ``row`` on are taken; pool: a slot, where weights begin at
-``at``; halves: the slot as int16, where scales begin at ``scales``; groups: of one neuron.
+x: [r, d_model], of which the rows from ``row`` on are taken; pool: a slot, in which weights begin
+at ``at``; halves: the slot as int16, in which scales begin at ``scales``; groups: of one neuron.
 """
 
 
 def _adds(rows: int, neurons: int) -> Any:
+    """Build the numba intrinsic that adds some neurons' share to some rows of the result."""
+
     def typed(
-        context: Any, own: Any, hidden: Any, row: Any, neuron: Any, pool: Any, at: Any,
+        context: Any, tile: Any, hidden: Any, row: Any, neuron: Any, pool: Any, at: Any,
         halves: Any, scales: Any, groups: Any, count: Any,
     ) -> Any:  # fmt: skip
         def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            own, hidden, row, neuron, pool, at, halves, scales, groups, count = args
+            tile, hidden, row, neuron, pool, at, halves, scales, groups, count = args
             kinds = signature.args
             read = _Read(builder, kinds[4])
-            own = context.make_array(kinds[0])(context, builder, own)
+            tile = context.make_array(kinds[0])(context, builder, tile)
             hidden = context.make_array(kinds[1])(context, builder, hidden)
             first = builder.gep(_data(context, builder, kinds[4], pool), [at])
             scale = builder.gep(_data(context, builder, kinds[6], halves), [scales])
-            wide = builder.extract_value(own.shape, 1)
+            wide = builder.extract_value(tile.shape, 1)
             each = builder.mul(*(builder.extract_value(hidden.shape, i) for i in (1, 2)))
             mids = [
                 [
@@ -110,7 +115,7 @@ def _adds(rows: int, neurons: int) -> Any:
                 weights = [_scaled(builder, first, where, read.bytes) for where in place]
                 column = builder.mul(loop.index, ir.Constant(_LONG, GROUP))
                 into = [
-                    _at(builder, own.data, _step(builder, column, wide, r)) for r in range(rows)
+                    _at(builder, tile.data, _step(builder, column, wide, r)) for r in range(rows)
                 ]
                 by = [_half(builder, builder.gep(scale, [where])) for where in place]
                 shares = [
@@ -130,32 +135,32 @@ def _adds(rows: int, neurons: int) -> Any:
                             _add(builder, more, _at(builder, into[r], k + j))
             return context.get_dummy_value()
 
-        result = types.void(own, hidden, row, neuron, pool, at, halves, scales, groups, count)
+        result = types.void(tile, hidden, row, neuron, pool, at, halves, scales, groups, count)
         return result, code
 
     return intrinsic(typed)
 
 
 add_rows, add_row, add_one = _adds(4, 8), _adds(1, 8), _adds(1, 1)
-"""``(own, hidden, row, neuron, pool, at, halves, scales, groups, count)``: own += hidden w, of four
-rows and eight neurons, of a row and eight, of a row and one.
+"""``(tile, hidden, row, neuron, pool, at, halves, scales, groups, count)``: tile += hidden w, of
+four rows and eight neurons, of one row and eight neurons, of one row and one neuron.
 
-own: float32 [rows, columns], ``count`` groups of columns; hidden: [r, 2, block], of which the first
-of the two and rows and neurons from ``row`` and ``neuron`` on are taken; pool: a slot, where the
-first neuron's weights for these columns begin at ``at``; halves and scales: likewise its scales;
-groups: of a whole neuron.
+tile: float32 [rows, columns], ``count`` groups of columns; hidden: [r, 2, block], of which the
+first of the two and rows and neurons from ``row`` and ``neuron`` on are taken; pool: a slot, where
+the first neuron's weights for these columns begin at ``at``; halves and scales: likewise its
+scales; groups: of a whole neuron.
 """
 
 
 class _Read:
-    """Reads 16 neighbouring weights, as two vectors: see `SIXTEEN`."""
+    """Builds reads of 16 neighbouring weights as two vectors, in the order of `SIXTEEN`."""
 
     def __init__(self, builder: Any, pool: Any) -> None:
         self._builder, self._packed = builder, pool.dtype == types.uint8
         self.bytes = GROUP // 2 if self._packed else GROUP
 
     def __call__(self, pointer: Any) -> tuple[Any, Any]:
-        """The 16 at a pointer to bytes; of int4 times 2^28 and 2^4, which saves shifts."""
+        """Return the 16 weights at a pointer to bytes; int4's times 2^28 and 2^4: fewer shifts."""
         builder = self._builder
         if self._packed:
             both = builder.sext(_load(builder, pointer, _BYTES, 1), _INTS)
@@ -168,14 +173,14 @@ class _Read:
         return builder.sitofp(parts[0], _FLOATS), builder.sitofp(parts[1], _FLOATS)
 
     def true(self, sums: tuple[Any, Any]) -> tuple[Any, Any]:
-        """What sums over weights as they were read are over the weights."""
+        """Return sums over weights as they were read as sums over the weights themselves."""
         if not self._packed:
             return sums
         low, high = (ir.Constant(_FLOATS, [share] * _LANES) for share in (2.0**-28, 2.0**-4))
         return self._builder.fmul(sums[0], low), self._builder.fmul(sums[1], high)
 
 
-# -- LLVM's words ----------------------------------------------------------------------------------
+# -- LLVM instructions -----------------------------------------------------------------------------
 
 
 def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
@@ -183,7 +188,7 @@ def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
 
 
 def _step(builder: Any, at: Any, step: Any, times: int, more: Any = None, extra: int = 0) -> Any:
-    """at + step * (times + more) + extra."""
+    """Return at + step * (times + more) + extra."""
     by = ir.Constant(_LONG, times)
     by = by if more is None else builder.add(by, more)
     at = builder.add(at, builder.mul(step, by))
@@ -216,25 +221,25 @@ def _add(builder: Any, more: Any, pointer: Any) -> None:
 
 
 def _half(builder: Any, pointer: Any) -> Any:
-    """The half at a pointer, as float32."""
+    """Return the float16 at a pointer as float32."""
     return builder.fpext(builder.bitcast(builder.load(pointer), ir.HalfType()), _FLOAT)
 
 
 def _spread(builder: Any, number: Any) -> Any:
-    """A number in all lanes."""
+    """Return a vector with a number in all lanes."""
     empty = ir.Constant(_FLOATS, ir.Undefined)
     one = builder.insert_element(empty, number, ir.Constant(_INT, 0))
     return builder.shuffle_vector(one, one, ir.Constant(_INTS, None))
 
 
 def _added(builder: Any, a: Any, b: Any, to: Any) -> Any:
-    """a * b + to, rounded once where the processor can."""
+    """Return a * b + to, rounded once where the processor can."""
     product = builder.fmul(a, b, flags=("contract",))
     return builder.fadd(to, product, flags=("contract",))
 
 
 def _total(builder: Any, vector: Any) -> Any:
-    """The sum of all lanes."""
+    """Return the sum of all lanes."""
     lanes = _LANES
     while lanes > 1:
         lanes //= 2

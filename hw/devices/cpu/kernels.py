@@ -1,17 +1,17 @@
-"""The cpu device's inner loops, compiled: an expert's blocks, for one row or many.
+"""The cpu device's kernels, compiled by numba: an expert's blocks, for one row or many.
 
 Weights of half precision are widened in registers, eight at a time, and never copied; sums are in
 float32. Against torch 2.13 on one thread of an AMD EPYC with AVX2, 1792 x 4096 in bf16: a row by
 gate or up 0.6 ms (torch 1.4), by the down projection 0.6 ms (1.1 at best, 47 as one writes it); 64
-rows 23 ms (85) and 28 ms (3,160), for torch multiplies halves slowly without instructions for them.
-Rows are slices, for an index that might be negative costs their loops six times as much. Quantised
-blocks have kernels of their own, see `crisp.hw.devices.cpu.quantized`.
-A call takes all blocks of a piece, for 40 us of Python around each of them would be half the time
+rows 23 ms (85) and 28 ms (3,160), because torch multiplies halves slowly without instructions for
+them. Rows are slices, because an index that might be negative makes their loops six times as slow.
+Quantised blocks have kernels of their tile, in `crisp.hw.devices.cpu.quantized`.
+One call computes several blocks, because 40 us of Python around each of them would be half the time
 of small ones. `benchmarks/compute.py` has the speeds of whole experts.
 
-The pool is [slots, numbers of a block], and rest the same memory as the numbers that biases and
-scales are. x [r, d_model], out [r, d_model] and hidden, [r, 2, block] or that of every block of a
-piece, are float32. For int4 the columns of x are in the order of
+Arrays: pool is [slots, numbers of a block]; rest is the same memory as numbers of the type of
+biases and scales; x [r, d_model], out [r, d_model] and hidden ([r, 2, block], or one of these for
+every block) are float32. For int4 the columns of x are in the order of
 `crisp.hw.devices.cpu.groups.SIXTEEN`.
 """
 
@@ -29,14 +29,14 @@ from numba.extending import intrinsic, overload
 from crisp.hw.devices.cpu.quantized import gather_groups, project_groups
 from crisp.model.quantization import GROUP
 
-# Numba keeps what it compiles for as long as this file is as it was, whatever it was compiled with.
-# So it names their content: cpu_groups.py 57125ffe78bad5f8,
-# cpu_quantised.py 99d99e46f80be697.
+# Numba's cache is valid as long as this file is unchanged, whatever else was compiled in. So this
+# file names the content of the others: groups.py 98f1a8c24fd9feca,
+# quantized.py f8a97a5110ba038e.
 
 POOL_TYPES = {
     "bf16": np.uint16, "fp16": np.int16, "fp32": np.float32, "int8": np.int8, "int4": np.uint8,
 }  # fmt: skip
-"""What a store's numbers are taken for here: the two halves are bits, told apart by their sign."""
+"""The numpy type of a pool by the store's dtype: bf16 and fp16 as bits, told apart by the sign."""
 
 _TILE = 4096  # columns of the result that are summed up in a core's cache
 _FREE = {"reassoc", "contract", "nsz", "arcp"}  # the order within a sum; infinities stay
@@ -46,22 +46,22 @@ _ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
 SILU, GELU, GPT_OSS = range(3)
 
 
-_ASKED: Any = {"nogil": True, "fastmath": _FREE, "error_model": "numpy"}
+_JIT_OPTIONS: Any = {"nogil": True, "fastmath": _FREE, "error_model": "numpy"}
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
-    """Compiled at its first call, for some seconds, and kept on the disk for other processes.
+    """Compile a function at its first call, which takes seconds, and cache the code on disk.
 
-    That needs functions of a module: what a function encloses is another thing in every process.
+    Only functions of a module can be cached: a closure is another object in every process.
     """
     try:
-        return njit(function, cache=True, **_ASKED)
-    except RuntimeError:  # there is no folder to keep it in
-        return njit(function, **_ASKED)
+        return njit(function, cache=True, **_JIT_OPTIONS)
+    except RuntimeError:  # no folder can be written to
+        return njit(function, **_JIT_OPTIONS)
 
 
 def _widening(context: Any, number: Any) -> Any:
-    """A number of the pool as float32."""
+    """Return a number of the pool as float32: an intrinsic."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if number == types.float32:
@@ -81,9 +81,10 @@ def project(
     x: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, hidden: Any, which: int,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """hidden[:, which] = x w^T of neurons [first, last), w from number ``at`` of the slot on.
+    """Project: hidden[:, which] = x w^T of neurons [first, last).
 
-    scales: the number of rest at which those of w begin, if it is quantised.
+    w begins at number ``at`` of the slot, its scales (if it is quantised) at number ``scales`` of
+    rest. Compiled code only: see the overload below.
     """
 
 
@@ -91,7 +92,7 @@ def _project(
     x: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, hidden: Any, which: int,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """Of floats."""
+    """`project` for weights in floating point."""
     rows, d = x.shape
     block = pool[slot]
     end = last - (last - first) % 4
@@ -119,7 +120,7 @@ def _project(
             hidden[r, which, i] = a
 
 
-@overload(project, jit_options=_ASKED, strict=False)
+@overload(project, jit_options=_JIT_OPTIONS, strict=False)
 def _(x: Any, pool: Any, *_: Any) -> Any:
     return project_groups if pool.dtype.bitwidth == 8 else _project
 
@@ -129,9 +130,9 @@ def activate(
     hidden: Any, rest: Any, slot: int, at: int, block: int, kind: int, biased: bool,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """hidden[:, 0] of neurons [first, last) from both projections, in place.
+    """Replace hidden[:, 0] of neurons [first, last) by the activation of both projections.
 
-    Biases from number ``at`` of rest on: gate, then up.
+    Biases begin at number ``at`` of rest: gate's, then up's.
     """
     for r in range(hidden.shape[0]):
         for i in range(first, last):
@@ -153,22 +154,25 @@ def gather(
     hidden: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, neurons: int, out: Any,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """out += hidden[:, 0] w of columns [first, last), w from number ``at`` on; scales: as above."""
+    """Add the down projection: out += hidden[:, 0] w of columns [first, last).
+
+    at, scales: as in `project`. Compiled code only: see the overload below.
+    """
 
 
 def _gather(
     hidden: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, neurons: int, out: Any,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """Of floats."""
+    """`gather` for weights in floating point."""
     d = out.shape[1]
     block = pool[slot]
     whole = np.empty(_TILE, np.float32)
     for low in range(first, last, _TILE):
         size = min(last - low, _TILE)
-        own = whole[:size]
+        tile = whole[:size]
         for r in range(out.shape[0]):
-            own[:] = _ZERO
+            tile[:] = _ZERO
             for i in range(0, neurons - 7, 8):  # eight neurons share a pass over the tile
                 w = at + i * d + low
                 a, b, c, e = hidden[r, 0, i : i + 4]
@@ -177,7 +181,7 @@ def _gather(
                 w += 4 * d
                 s, t, u, v = block[w:], block[w + d :], block[w + 2 * d :], block[w + 3 * d :]
                 for j in range(size):
-                    own[j] += (
+                    tile[j] += (
                         a * _widen(n[j]) + b * _widen(o[j]) + c * _widen(p[j]) + e * _widen(q[j])
                     ) + (
                         f * _widen(s[j]) + g * _widen(t[j]) + k * _widen(u[j]) + m * _widen(v[j])
@@ -185,19 +189,22 @@ def _gather(
             for i in range(neurons - neurons % 8, neurons):
                 a, n = hidden[r, 0, i], block[at + i * d + low :]
                 for j in range(size):
-                    own[j] += a * _widen(n[j])
+                    tile[j] += a * _widen(n[j])
             for j in range(size):
-                out[r, low + j] += own[j]
+                out[r, low + j] += tile[j]
 
 
-@overload(gather, jit_options=_ASKED, strict=False)
+@overload(gather, jit_options=_JIT_OPTIONS, strict=False)
 def _(hidden: Any, pool: Any, *_: Any) -> Any:
     return gather_groups if pool.dtype.bitwidth == 8 else _gather
 
 
 @_compiled
-def own_part(n: int, whole: int, part: int, parts: int) -> tuple[int, int]:
-    """[first, last) of n that a thread takes: of so many, so that sums do not depend on parts."""
+def part_range(n: int, whole: int, part: int, parts: int) -> tuple[int, int]:
+    """Return [first, last) of n items for thread ``part`` of ``parts``.
+
+    Every boundary is a multiple of ``whole``, so that sums do not depend on the number of threads.
+    """
     each = whole * -(-n // (whole * parts))
     return min(n, part * each), min(n, (part + 1) * each)
 
@@ -207,19 +214,19 @@ def front(
     x: Any, pool: Any, rest: Any, slots: Any, counts: Any, neurons: Any, block: int, matrix: int,
     behind: int, kind: int, biased: bool, hidden: Any, part: int, parts: int,
 ) -> None:  # fmt: skip
-    """hidden[b] of each block b: a part of its neurons, for its leading counts[b] rows.
+    """Compute hidden[b] of each block b for its leading counts[b] rows: one thread's neurons.
 
-    matrix: numbers of the pool in one; behind: the number of rest that comes after all three.
+    matrix: numbers of the pool in one matrix; behind: the number of rest behind all three.
     """
     scales, groups = behind + 2 * block * biased, block * x.shape[1] // GROUP
     for b in range(len(slots)):
         slot, rows = slots[b], counts[b]
-        own = hidden[b, :rows]
-        first, last = own_part(neurons[b], 16, part, parts)
+        block_hidden = hidden[b, :rows]
+        first, last = part_range(neurons[b], 16, part, parts)
         for w in range(2):
-            where = w * matrix, scales + w * groups
-            project(x[:rows], pool, rest, slot, where[0], where[1], own, w, first, last)
-        activate(own, rest, slot, behind, block, kind, biased, first, last)
+            at = w * matrix, scales + w * groups
+            project(x[:rows], pool, rest, slot, at[0], at[1], block_hidden, w, first, last)
+        activate(block_hidden, rest, slot, behind, block, kind, biased, first, last)
 
 
 @_compiled
@@ -227,14 +234,15 @@ def back(
     pool: Any, rest: Any, slots: Any, counts: Any, neurons: Any, block: int, matrix: int,
     behind: int, biased: bool, hidden: Any, out: Any, part: int, parts: int,
 ) -> None:  # fmt: skip
-    """out += hidden[b] by the down projection of each block b in turn: a part of the columns."""
+    """Add each block's down projection of hidden[b] to out, in turn: one thread's columns."""
     d = out.shape[1]
-    first, last = own_part(d, GROUP, part, parts)
+    first, last = part_range(d, GROUP, part, parts)
     scales = behind + 2 * block * biased + 2 * (block * d // GROUP)
     for b in range(len(slots)):
         rows = counts[b]
-        own, into = hidden[b, :rows], out[:rows]
-        gather(own, pool, rest, slots[b], 2 * matrix, scales, neurons[b], into, first, last)
+        block_hidden, into = hidden[b, :rows], out[:rows]
+        down = 2 * matrix
+        gather(block_hidden, pool, rest, slots[b], down, scales, neurons[b], into, first, last)
 
 
 @_compiled
@@ -242,15 +250,15 @@ def run(
     x: Any, pool: Any, rest: Any, slots: Any, counts: Any, neurons: Any, block: int, matrix: int,
     behind: int, kind: int, biased: bool, hidden: Any, out: Any,
 ) -> None:  # fmt: skip
-    """All of it by one thread."""
+    """Compute `front` and `back` in one thread."""
     front(x, pool, rest, slots, counts, neurons, block, matrix, behind, kind, biased, hidden, 0, 1)
     back(pool, rest, slots, counts, neurons, block, matrix, behind, biased, hidden, out, 0, 1)
 
 
 @_compiled
 def weigh(sums: Any, weights: Any, rows: Any, out: Any) -> None:
-    """out[rows] += sums times weights, rounded in between; no row stands there twice."""
+    """Add sums times weights to out[rows], rounded in between; ``rows`` are distinct."""
     for i in range(len(rows)):
-        own, into, weight = sums[i], out[rows[i]], weights[i]
-        for j in range(len(own)):
-            into[j] += own[j] * weight
+        row, into, weight = sums[i], out[rows[i]], weights[i]
+        for j in range(len(row)):
+            into[j] += row[j] * weight

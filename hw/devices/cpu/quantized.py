@@ -1,5 +1,4 @@
-"""The cpu device's products with quantised weights, compiled: `crisp.hw.devices.cpu.kernels` calls
-them.
+"""The cpu device's kernels for quantised weights; `crisp.hw.devices.cpu.kernels` calls them.
 
 Against bf16 on one thread of an AMD EPYC with AVX2, blocks of 1792 neurons of 4096: a row takes 2.0
 ms in int8 and in int4 (bf16: 2.3), 64 rows 61 and 70 ms (76).
@@ -21,7 +20,7 @@ _TILE = 4096  # columns of the result that are summed up in a core's cache
 
 
 def _group_size(context: Any, pool: Any) -> Any:
-    """Bytes of a group of quantised weights."""
+    """Return the bytes of a group of quantised weights: an intrinsic, so a constant."""
     size = GROUP if pool.dtype == types.int8 else GROUP // 2
     return types.intp(pool), lambda *_: ir.Constant(ir.IntType(64), size)
 
@@ -33,7 +32,10 @@ def project_groups(
     x: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, hidden: Any, which: int,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """Of quantised weights: pairs of rows, if there are some; then rows alone."""
+    """hidden[:, which] = x w^T of neurons [first, last): `crisp.hw.devices.cpu.kernels.project`.
+
+    Rows go in pairs where there are more than two; the rest one by one.
+    """
     rows, groups = x.shape[0], x.shape[1] // GROUP
     w, s, size = pool[slot], rest[slot], groups * group_size(pool)
     paired = rows - rows % 2 if rows > 2 else 0
@@ -58,7 +60,10 @@ def gather_groups(
     hidden: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, neurons: int, out: Any,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """Of quantised weights; columns are whole groups."""
+    """out += hidden[:, 0] w of columns [first, last): `crisp.hw.devices.cpu.kernels.gather`.
+
+    The columns are whole groups.
+    """
     rows, groups = out.shape[0], out.shape[1] // GROUP
     w, s, size = pool[slot], rest[slot], group_size(pool)
     whole = np.empty((4 if rows >= 4 else 1, min(last - first, _TILE)), np.float32)
@@ -67,33 +72,33 @@ def gather_groups(
         begin, scale = at + low // GROUP * size, scales + low // GROUP
         while r < rows:
             together = 4 if r + 4 <= rows else 1
-            own = whole[:together]
-            own[:] = 0
+            tile = whole[:together]
+            tile[:] = 0
             for i in range(0, neurons - 7, 8):
                 here = begin + i * groups * size, scale + i * groups
                 if together == 4:
-                    add_rows(own, hidden, r, i, w, here[0], s, here[1], groups, count)
+                    add_rows(tile, hidden, r, i, w, here[0], s, here[1], groups, count)
                 else:
-                    add_row(own, hidden, r, i, w, here[0], s, here[1], groups, count)
+                    add_row(tile, hidden, r, i, w, here[0], s, here[1], groups, count)
             for i in range(neurons - neurons % 8, neurons):
                 here = begin + i * groups * size, scale + i * groups
                 for k in range(together):
-                    one = own[k : k + 1]
+                    one = tile[k : k + 1]
                     add_one(one, hidden, r + k, i, w, here[0], s, here[1], groups, count)
             for k in range(together):
-                _put(own[k], out[r + k, low:], count * GROUP, size)
+                _put(tile[k], out[r + k, low:], count * GROUP, size)
             r += together
 
 
 @register_jitable
-def _put(own: Any, out: Any, columns: int, size: int) -> None:
-    """out += own, whose columns int4 has in its own order."""
+def _put(tile: Any, out: Any, columns: int, size: int) -> None:
+    """Add a tile to out; int4's columns are in the order of `SIXTEEN` in the tile, not in out."""
     if size == GROUP:
         for j in range(columns):
-            out[j] += own[j]
+            out[j] += tile[j]
         return
     for i in range(0, columns, 16):
-        low, high, into = own[i:], own[i + 8 :], out[i:]
+        low, high, into = tile[i:], tile[i + 8 :], out[i:]
         for j in range(8):
             into[2 * j] += low[j]
             into[2 * j + 1] += high[j]

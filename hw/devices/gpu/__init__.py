@@ -1,1 +1,1 @@
-"""The devices of GPUs: behind PCIe (cuda), or sharing the processor's memory (unified)."""
+"""The GPU devices: behind PCIe (cuda), or sharing the processor's memory (unified)."""

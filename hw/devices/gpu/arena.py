@@ -1,7 +1,7 @@
-"""A copy of a whole store in host memory, page-locked so that a device can copy from it by itself.
+"""Page-locked host memory for blocks, from which a GPU copies by itself: a whole store, or buffers.
 
 Torch's own pinned allocations are rounded up to powers of two; these are of the exact size. Memory
-is taken in chunks of whole blocks, aligned to pages, so that no block lies in two of them.
+is allocated in chunks of whole blocks, aligned to pages, so that no block lies in two chunks.
 """
 
 from __future__ import annotations
@@ -10,45 +10,53 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
-from crisp.extras import need
-from crisp.hw.devices.gpu.streams import Streams
-from crisp.hw.memory import anonymous, check_available
+from crisp.extras import import_extra
+from crisp.hw.devices.gpu.streams import DeviceStreams
+from crisp.hw.memory import check_available, map_anonymous
 from crisp.hw.store.block_io import Files
 from crisp.hw.store.reader import Store
 
-CHUNK = 1 << 30  # bytes at most, of whole blocks: what is page-locked at a time
+CHUNK = 1 << 30  # bytes at most of one chunk, which is page-locked at once
 
 
 class Arena:
     """Host memory in chunks, each a uint8 tensor [blocks, stride]."""
 
-    def __init__(self, streams: Streams, stride: int, blocks: int, chunk: int = CHUNK) -> None:
-        """Raises CrispError if memory is too little. What cannot be page-locked is ``pageable``."""
+    def __init__(
+        self, streams: DeviceStreams, stride: int, blocks: int, chunk: int = CHUNK
+    ) -> None:
+        """chunk: bytes of one chunk at most. Raises CrispError if memory is too little.
+
+        Where memory cannot be page-locked, ``pageable`` says why.
+        """
         check_available(stride * blocks, f"a copy of {blocks:,} blocks in host memory")
         self._streams = streams
         each = max(1, min(blocks, chunk // stride))
         self._starts = list(range(0, blocks, each))
         self.chunks: list[Any] = []
         self._registered: list[Any] = []
-        self.pageable: str | None = None  # why it is, if it is
+        self.pageable: str | None = None  # why memory is not page-locked; None: it is
         for start in self._starts:
             rows = min(each, blocks - start)
             self.chunks.append(self._chunk(rows * stride).view(rows, stride))
 
     def block(self, index: int) -> Any:
-        """One block: uint8 [stride]."""
-        place = bisect_right(self._starts, index) - 1
-        return self.chunks[place][index - self._starts[place]]
+        """Return a block's memory: uint8 [stride]."""
+        chunk = bisect_right(self._starts, index) - 1
+        return self.chunks[chunk][index - self._starts[chunk]]
 
     def close(self) -> None:
-        """Let go of it, when nothing uses it any more; more than once is fine."""
+        """Free the memory, when nothing uses it any more; idempotent."""
         while self._registered:
             self._streams.unregister(self._registered.pop())
         self.chunks = []
 
     def _chunk(self, size: int) -> Any:
-        memory = anonymous(size, f"{size} bytes of host memory")
-        chunk = need("torch").frombuffer(memory, dtype=need("torch").uint8)  # keeps the memory
+        """Return a page-locked chunk, if the system allows it: uint8 [size]."""
+        memory = map_anonymous(size, f"{size} bytes of host memory")
+        chunk = import_extra("torch").frombuffer(
+            memory, dtype=import_extra("torch").uint8
+        )  # keeps the memory
         if self.pageable is None:
             self.pageable = self._streams.register(chunk)
             if self.pageable is None:
@@ -56,15 +64,16 @@ class Arena:
         return chunk
 
 
-def filled(
-    streams: Streams,
+def load_arena(
+    streams: DeviceStreams,
     store: Store,
     chunk: int = CHUNK,
     progress: Callable[[float], None] | None = None,
 ) -> Arena:
-    """All blocks of a store, expert by expert: see `index`. progress: told the share that is read.
+    """Read a whole store into a new arena, expert by expert, in the order of `block_index`.
 
-    Raises CrispError if memory is too little, and DeviceError for a file that cannot be read.
+    progress: called with the share that is read. Raises CrispError if memory is too little, and
+    DeviceError for a file that cannot be read.
     """
     spec = store.spec
     arena = Arena(streams, spec.block_bytes, spec.n_routed * spec.n_blocks, chunk)
@@ -73,7 +82,7 @@ def filled(
         try:
             for entry in range(spec.n_routed):
                 row, expert = divmod(entry, spec.n_experts)
-                first = index(store, row, expert, 0)
+                first = block_index(store, row, expert, 0)
                 places = [
                     memoryview(arena.block(first + block).numpy()) for block in range(spec.n_blocks)
                 ]
@@ -89,6 +98,6 @@ def filled(
     return arena
 
 
-def index(store: Store, row: int, expert: int, block: int) -> int:
-    """Where a block of a store is in its arena."""
+def block_index(store: Store, row: int, expert: int, block: int) -> int:
+    """Return the place of a store's block in its arena."""
     return (row * store.spec.n_experts + expert) * store.spec.n_blocks + block

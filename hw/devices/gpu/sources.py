@@ -1,7 +1,7 @@
-"""Where a gpu device's blocks come from, and how they get into its slots.
+"""Block sources: where a gpu device's blocks come from, and how they get into its slots.
 
-Each way begins a copy on the link stream, which is current then, and returns what a thread has to
-do so as to see it end. A slot is copied into only when the scheduler has freed it, that is when
+A source begins a copy on the link stream, which is current then, and returns a function with which
+a thread waits for its end. A slot is copied into only when the scheduler has freed it, that is when
 every computation that used it has been seen to end; so a copy waits for nothing on the device.
 """
 
@@ -12,78 +12,83 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from crisp.hw.devices.gpu.arena import Arena, index
-from crisp.hw.devices.gpu.streams import Event, Streams
+from crisp.hw.devices.gpu.arena import Arena, block_index
+from crisp.hw.devices.gpu.streams import DeviceStreams, StreamEvent
 from crisp.hw.devices.protocol import Copy
 from crisp.hw.store.block_io import Files
 from crisp.hw.store.reader import Store
 
 
-class Source(Protocol):
-    """One way."""
+class BlockSource(Protocol):
+    """A place that blocks come from."""
 
     def begin(self, request: Copy) -> Callable[[], None]:
-        """Begin a copy into slots of the pool; what waits for its end."""
+        """Begin a copy into slots of the pool; return a function that waits for its end."""
 
     def resolve(self, slots: Sequence[int]) -> Sequence[int]:
-        """The rows of the pool in which what was copied into these slots lies."""
+        """Return the rows of the kernels' pool in which the blocks of these slots are."""
 
 
 class FromArena:
-    """From host memory, by the device's copy engine."""
+    """Copies from host memory, by the device's copy engine."""
 
-    def __init__(self, streams: Streams, store: Store, arena: Arena, pool: Any) -> None:
+    def __init__(self, streams: DeviceStreams, store: Store, arena: Arena, pool: Any) -> None:
         self._streams, self._store, self._arena, self._pool = streams, store, arena, pool
 
     def begin(self, request: Copy) -> Callable[[], None]:
-        """A copy of each block, one after the other, all in flight at once.
+        """Launch a copy of each block, without waiting for the one before.
 
-        From memory that is not page-locked each of them would keep the caller until it has ended,
-        so there the thread does it.
+        A copy from memory that is not page-locked keeps its caller until it has ended, so there
+        the waiting thread launches them.
         """
         row, expert, first, slots, _ = request
-        begin = index(self._store, row, expert, first)
+        begin = block_index(self._store, row, expert, first)
         pairs = [(self._pool[slot], self._arena.block(begin + i)) for i, slot in enumerate(slots)]
         if self._arena.pageable is None:
-            return self._copies(pairs).synchronize
+            return self._launch_copies(pairs).synchronize
         stream = self._streams.current()
-        return lambda: self._later(stream, pairs)
+        return lambda: self._copy_and_wait(stream, pairs)
 
     def resolve(self, slots: Sequence[int]) -> Sequence[int]:
-        """They lie where they were copied to."""
+        """Return the slots themselves."""
         return slots
 
-    def _later(self, stream: Any, pairs: list[tuple[Any, Any]]) -> None:
+    def _copy_and_wait(self, stream: Any, pairs: list[tuple[Any, Any]]) -> None:
         with self._streams.on(stream):
-            self._copies(pairs).synchronize()
+            self._launch_copies(pairs).synchronize()
 
-    def _copies(self, pairs: list[tuple[Any, Any]]) -> Event:
+    def _launch_copies(self, pairs: list[tuple[Any, Any]]) -> StreamEvent:
+        """Launch copies of (slot, block) pairs; return the event of their end."""
         for into, source in pairs:
             self._streams.launch(_copy, into, source)
         return self._streams.record()
 
 
 class FromDisk:
-    """From the store's files through two page-locked buffers: while one is copied to the device,
-    the disk fills the other.
+    """Copies from the store's files through two page-locked buffers: while one is copied to the
+    device, the disk fills the other.
     """
 
-    def __init__(self, streams: Streams, files: Files, staging: Arena, pool: Any) -> None:
-        """staging: of two blocks, the buffers."""
+    def __init__(self, streams: DeviceStreams, files: Files, staging: Arena, pool: Any) -> None:
+        """staging: an arena of two blocks, which are the buffers."""
         self._streams, self._files, self._staging, self._pool = streams, files, staging, pool
-        self._copied: list[Event | None] = [None, None]  # when what is in a buffer is on the device
+        self._copied: list[StreamEvent | None] = [
+            None,
+            None,
+        ]  # when what is in a buffer is on the device
         self._turn = 0
 
     def begin(self, request: Copy) -> Callable[[], None]:
-        """All of it is the thread's, for a disk keeps who reads from it."""
+        """Leave it all to the waiting thread, because a read keeps its caller until its end."""
         stream = self._streams.current()
-        return lambda: self._through(stream, request)
+        return lambda: self._copy_through_buffers(stream, request)
 
     def resolve(self, slots: Sequence[int]) -> Sequence[int]:
-        """They lie where they were copied to."""
+        """Return the slots themselves."""
         return slots
 
-    def _through(self, stream: Any, request: Copy) -> None:
+    def _copy_through_buffers(self, stream: Any, request: Copy) -> None:
+        """Read and copy all blocks, a buffer's size at a time, and wait for the last copy."""
         size = self._staging.block(0).nbytes
         with self._streams.on(stream):
             for block, slot in enumerate(request.slots, request.first):
@@ -93,7 +98,7 @@ class FromDisk:
                     turn, self._turn = self._turn, 1 - self._turn
                     copied = self._copied[turn]
                     if copied is not None:
-                        copied.synchronize()  # else the disk would overwrite what is on its way
+                        copied.synchronize()  # the buffer's last content must have left it
                     buffer = self._staging.block(turn)[: part.nbytes]
                     place = memoryview(buffer.numpy())
                     self._files.read(request.row, request.expert, block, [place], low)
@@ -102,10 +107,10 @@ class FromDisk:
             self._streams.record().synchronize()
 
 
-class Straight:
-    """From the disk into a pool that the processor and the device share: nothing is copied twice.
+class DirectToPool:
+    """Reads from the disk into a pool that processor and GPU share: nothing is copied twice.
 
-    A kernel that is launched when the reading has ended sees what was read.
+    A kernel that is launched when the read has ended sees what was read.
     """
 
     def __init__(self, files: Files, pool: Any) -> None:
@@ -113,33 +118,33 @@ class Straight:
         self._files, self._pool = files, pool
 
     def begin(self, request: Copy) -> Callable[[], None]:
-        """The disk is at it, where the system can; else the thread reads."""
+        """Begin to read, where the system has asynchronous reads; else the waiting thread reads."""
         row, expert, first, slots, _ = request
         places = [memoryview(self._pool[slot].numpy()) for slot in slots]
         return self._files.begin(row, expert, first, places)
 
     def resolve(self, slots: Sequence[int]) -> Sequence[int]:
-        """They lie where they were read to."""
+        """Return the slots themselves."""
         return slots
 
 
-class Mapped:
-    """From where the weights are already: there is nothing to load, and the pool is all of them."""
+class MappedBlocks:
+    """Uses the weights where they are: nothing is loaded, and the kernels' pool is the arena."""
 
     def __init__(self, store: Store, slots: int) -> None:
         self._store = store
-        self._rows = np.zeros(slots, np.int64)  # where the block is that a slot stands for
+        self._rows = np.zeros(slots, np.int64)  # by slot: the arena's row of its block
 
     def begin(self, request: Copy) -> Callable[[], None]:
-        """Nothing moves."""
-        first = index(self._store, request.row, request.expert, request.first)
+        """Note which block each slot stands for; nothing is copied."""
+        first = block_index(self._store, request.row, request.expert, request.first)
         self._rows[list(request.slots)] = np.arange(first, first + len(request.slots))
         return lambda: None
 
     def resolve(self, slots: Sequence[int]) -> Sequence[int]:
-        """They lie in the arena."""
-        found: list[int] = self._rows[list(slots)].tolist()
-        return found
+        """Return the rows of the arena that the slots stand for."""
+        rows: list[int] = self._rows[list(slots)].tolist()
+        return rows
 
 
 def _copy(into: Any, source: Any) -> None:

@@ -1,12 +1,12 @@
-"""Streams and events as CUDA has them: the little of it that the gpu devices stand on.
+"""The protocol of streams and events that the gpu devices need: a small part of CUDA's.
 
-Operations are *launched* on a stream: they begin when what was launched there before has ended,
-and the call that launches them returns before that. An event that is recorded on a stream has
-happened when all that was launched there before has ended; another stream can be made to wait for
-it, and so can the host. Nothing else orders two streams, nor a stream and the host.
+Operations are *launched* on a stream: they begin when what was launched there before has ended, and
+the call that launches them returns before that. An event that is recorded on a stream has happened
+when all that was launched there before has ended; another stream can be made to wait for it, and so
+can the host. Nothing else orders two streams, nor a stream and the host.
 
-`crisp.hw.devices.gpu.torch_cuda` is the real one. The tests have another, which runs everything as
-late as it may.
+`crisp.hw.devices.gpu.torch_cuda` implements it with torch. The tests have another implementation,
+which runs everything as late as it may.
 """
 
 from __future__ import annotations
@@ -16,58 +16,59 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 
-class Event(Protocol):
-    """A point in a stream."""
+class StreamEvent(Protocol):
+    """A point in a stream's sequence of operations."""
 
     def synchronize(self) -> None:
-        """Return when it has happened; Python's lock is free meanwhile."""
+        """Wait until the stream has reached it, with the GIL released."""
 
 
-class Streams(Protocol):
-    """A device's streams, and its memory."""
+class DeviceStreams(Protocol):
+    """A GPU's streams and its memory."""
 
     @property
     def name(self) -> str:
-        """What the device is called."""
+        """The GPU's name."""
 
     def stream(self) -> Any:
-        """A new stream."""
+        """Return a new stream."""
 
     def current(self) -> Any:
-        """The stream that the caller's own operations go to."""
+        """Return the stream that the caller's operations go to."""
 
     def on(self, stream: Any) -> AbstractContextManager[None]:
-        """Within the block the caller's operations go to ``stream``."""
+        """Make ``stream`` the caller's current stream within the block."""
 
     def launch(self, operation: Callable[..., None], *args: Any) -> None:
-        """Launch ``operation(*args)`` on the current stream: all it does is device work."""
+        """Launch ``operation(*args)``, which does device work only, on the current stream."""
 
-    def record(self) -> Event:
-        """An event at this point of the current stream."""
+    def record(self) -> StreamEvent:
+        """Return an event at this point of the current stream."""
 
-    def wait(self, event: Event) -> None:
-        """What the current stream is given from now on begins after the event."""
+    def wait(self, event: StreamEvent) -> None:
+        """Make all that is launched on the current stream from now on begin after the event."""
 
     def empty(self, *shape: int, dtype: str) -> Any:
-        """A tensor in device memory, of the current stream: what is in it is not known.
+        """Return an uninitialised tensor in device memory, which belongs to the current stream.
 
-        dtype: torch's name. When it is let go, its memory may be used again by what is launched
-        later on the same stream. Raises DeviceError if there is no room.
+        dtype: torch's name. When the tensor is gone, its memory may be used again by what is
+        launched later on the same stream. Raises DeviceError if there is no room.
         """
 
     def upload(self, numbers: Any) -> Any:
-        """Launch a copy of a small array or host tensor to the device, and return that; the numbers
-        may be changed at once. What is there already is returned as it is.
+        """Launch a copy of a small array or host tensor to the device, and return the copy.
+
+        The caller may change ``numbers`` at once. A tensor on the device is returned as it is.
         """
 
-    def download(self, tensor: Any) -> tuple[Any, Event]:
-        """Launch a copy of a small tensor to page-locked host memory: (that, when it is there)."""
+    def download(self, tensor: Any) -> tuple[Any, StreamEvent]:
+        """Launch a copy of a small tensor to page-locked host memory; return (copy, its end)."""
 
     def register(self, memory: Any) -> str | None:
-        """Page-lock a tensor of host memory, and let the device reach it; why not, if it fails."""
+        """Page-lock a host tensor and map it for the device; return why not, if that fails."""
 
     def unregister(self, memory: Any) -> None:
-        """Undo it, when no operation uses the memory any more."""
+        """Undo `register`, when no operation uses the memory any more."""
 
     def free_bytes(self) -> int:
-        """Device memory that can be had."""
+        """Return how much device memory is free, in bytes."""

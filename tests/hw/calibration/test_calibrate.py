@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from crisp.errors import CrispError
-from crisp.hardware.measured import Curve
+from crisp.hardware.measured import TimeCurve
 from crisp.hardware.profile import HardwareProfile, cost_model
 from crisp.hw.calibration.calibrate import calibrate, pool_slots
 from crisp.hw.calibration.host_time import host_times
-from crisp.hw.calibration.stopwatch import Chain
-from crisp.hw.calibration.tables import Calibration
+from crisp.hw.calibration.stopwatch import TimedChain
+from crisp.hw.calibration.tables import DeviceTimes
 from crisp.hw.devices.protocol import Copy, Done
 from crisp.model.spec import ModelSpec
 from tests.hw.calibration.timed import TimedDevice, opened
@@ -35,10 +35,10 @@ STORE: Any = SimpleNamespace(
     check=lambda spec: None,
     describe=lambda: {"origin": "synthetic"},
 )
-LAYER = Curve((1,), (Fraction(7_000),))
+LAYER = TimeCurve((1,), (Fraction(7_000),))
 
 
-def measured(seconds: float = 0.2, **times: Any) -> tuple[Calibration, TimedDevice]:
+def measured(seconds: float = 0.2, **times: Any) -> tuple[DeviceTimes, TimedDevice]:
     with opened(TimedDevice(**times)) as device:
         return calibrate(device, STORE, LAYER, lambda rows: None, seconds=seconds), device
 
@@ -46,7 +46,7 @@ def measured(seconds: float = 0.2, **times: Any) -> tuple[Calibration, TimedDevi
 def test_the_tables_are_the_times_of_the_device() -> None:
     tables = measured(2)[0].tables
     block = SPEC.block_bytes
-    assert tables.load == Curve(
+    assert tables.load == TimeCurve(
         tuple(block * n for n in (1, 2, 3, 4)), tuple(50_000 + 100_000 * n for n in (1, 2, 3, 4))
     )
     assert tables.compute.blocks == (1, 2, 3, 4)
@@ -173,7 +173,7 @@ def test_a_chain_takes_as_many_times_as_it_is_told() -> None:
             return lambda done: device.copy(Copy(0, 0, 0, [1]), done)
 
         for handed in (False, True):
-            chain = Chain(device, make, handed)
+            chain = TimedChain(device, make, handed)
             assert chain.measure(3, 16, 0) == [150_000] * 3  # no time for more than it must
             assert chain.measure(3, 5, 10**9) == [150_000] * 5
             assert chain.measure(1, 99, 400_000) == [150_000] * 3  # the third begins at 300,000

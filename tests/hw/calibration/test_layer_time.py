@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs the extra hf")
 pytest.importorskip("transformers", reason="needs the extra hf")
 
 from crisp.hw.calibration import layer_time  # noqa: E402
-from crisp.hw.devices.options import Options  # noqa: E402
+from crisp.hw.devices.options import DeviceOptions  # noqa: E402
 from crisp.hw.model.resident import open_resident  # noqa: E402
 from crisp.hw.store.packing import pack  # noqa: E402
 from crisp.run.timeline import COLUMNS, END, KIND, LAYER, LOAD, START, STEP  # noqa: E402
@@ -49,7 +49,7 @@ def test_only_whole_chunks_and_tokens_behind_the_first_count(
         how["sinks"][0].write(rows)
 
     monkeypatch.setattr(layer_time, "generate", generate)
-    curve = layer_time.layer_times(model, Options())
+    curve = layer_time.layer_times(model, DeviceOptions())
     assert curve.at == (1, 16, 64)
     assert curve.ns == (Fraction(8), Fraction(102), Fraction(400))
     assert asked == [(16, 24), (16, 1), (64, 1)]

@@ -10,8 +10,8 @@ from fractions import Fraction
 from typing import Any
 
 from crisp.errors import CrispError
-from crisp.hw.devices.batch import Work
-from crisp.hw.devices.protocol import Copy, Done, Piece
+from crisp.hw.devices.batch import ExpertBatch
+from crisp.hw.devices.protocol import BlockRange, Copy, Done
 
 LOAD, COMPUTE = 0, 1
 
@@ -36,7 +36,7 @@ class TimedDevice:
         self._lock = threading.Condition(threading.RLock())
         self._open, self._held = True, False
         self.copies: list[Copy] = []
-        self.pieces: list[Piece] = []
+        self.pieces: list[BlockRange] = []
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -56,18 +56,18 @@ class TimedDevice:
         self.copies.append(request)
         self._begin(LOAD, self.load_ns(len(request.slots)), done)
 
-    def compute(self, piece: Piece, done: Done) -> None:
+    def compute(self, piece: BlockRange, done: Done) -> None:
         self.pieces.append(piece)
-        self._begin(COMPUTE, self.piece_ns(len(piece.slots), len(piece.work.rows)), done)
+        self._begin(COMPUTE, self.piece_ns(len(piece.slots), len(piece.batch.rows)), done)
 
-    def combine(self, works: Sequence[Work], rows: int) -> Callable[[], None]:
+    def combine(self, batches: Sequence[ExpertBatch], rows: int) -> Callable[[], None]:
         with self._lock:
             while COMPUTE in self._pending:
                 self._lock.wait(1e-4)
-            self._now += 1_000 * rows + 500 * len(works)
+            self._now += 1_000 * rows + 500 * len(batches)
         return lambda: None
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Nobody waits here while something runs."""
         assert not self._pending
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crisp.hw.devices.batch import works
+from crisp.hw.devices.batch import expert_batches
 
 
 @st.composite
@@ -25,7 +25,7 @@ def test_every_row_is_where_it_asked_for_blocks(
 ) -> None:
     ids, widths = event
     weights = np.random.default_rng(0).random(np.shape(ids), np.float32)
-    made = works(np.array(ids), np.array(widths), weights, "hidden")
+    made = expert_batches(np.array(ids), np.array(widths), weights, "hidden")
     asked = [
         (expert, row, width, float(weights[row, rank]))
         for row, own in enumerate(ids)
@@ -43,6 +43,8 @@ def test_every_row_is_where_it_asked_for_blocks(
 
 
 def test_one_row() -> None:
-    made = works(np.array([[4, 2]]), np.array([[1, 3]]), np.array([[0.75, 0.25]], np.float32), None)
+    made = expert_batches(
+        np.array([[4, 2]]), np.array([[1, 3]]), np.array([[0.75, 0.25]], np.float32), None
+    )
     assert {expert: work.counts for expert, work in made.items()} == {2: [1, 1, 1], 4: [1]}
     assert [float(made[expert].weights[0]) for expert in (2, 4)] == [0.25, 0.75]

@@ -25,7 +25,7 @@ SAID = "the reading thread does not end, and is left behind"
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     """A thread in the middle of an operation, until the test is over."""
-    monkeypatch.setattr("crisp.hw.devices.worker._FAREWELL", 0.05)
+    monkeypatch.setattr("crisp.hw.devices.worker._JOIN_SECONDS", 0.05)
     begun, over = threading.Event(), threading.Event()
     worker = Worker("reading", time.monotonic_ns)
     worker.submit(lambda: (begun.set(), over.wait(60)), lambda end, failure: None)  # type: ignore[func-returns-value]
@@ -65,7 +65,7 @@ def test_ctrl_c_ends_a_run_whose_disk_is_gone(tmp_path: Path) -> None:
          "import os, crisp.hw.devices.worker\n"
          "from crisp.hw.store.block_io import Files\n"
          "from crisp.cli.main import main\n"
-         "crisp.hw.devices.worker._FAREWELL = 0.2\n"
+         "crisp.hw.devices.worker._JOIN_SECONDS = 0.2\n"
          f"pipe = os.open({str(tmp_path / 'pipe')!r}, os.O_RDWR)\n"
          "def read(*arguments):\n"
          "    print('reading', flush=True)\n"

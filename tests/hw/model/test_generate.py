@@ -20,15 +20,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
-from crisp.adapter import attach, recording  # noqa: E402
-from crisp.checkpoint.loading import load, load_tokenizer  # noqa: E402
+from crisp.adapter import attach, record_routing  # noqa: E402
+from crisp.checkpoint.loading import load_model, load_tokenizer  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.hw.devices.cpu.device import CpuDevice  # noqa: E402
-from crisp.hw.devices.options import Options  # noqa: E402
+from crisp.hw.devices.options import DeviceOptions  # noqa: E402
 from crisp.hw.devices.protocol import Copy, Done  # noqa: E402
 from crisp.hw.errors import DeviceError  # noqa: E402
-from crisp.hw.model.generate import Generated, Writer, generate  # noqa: E402
-from crisp.hw.model.resident import Resident, open_resident  # noqa: E402
+from crisp.hw.model.generate import Generated, TextWriter, generate  # noqa: E402
+from crisp.hw.model.resident import ResidentModel, open_resident  # noqa: E402
 from crisp.hw.replay import replay  # noqa: E402
 from crisp.hw.store.packing import pack, pack_synthetic  # noqa: E402
 from crisp.hw.store.reader import Store  # noqa: E402
@@ -38,12 +38,12 @@ from crisp.profile import Profile  # noqa: E402
 from crisp.profile.metadata import FILE, Metadata  # noqa: E402
 from crisp.run.case import Case, Conditions  # noqa: E402
 from crisp.run.compare import check_same_case  # noqa: E402
-from crisp.run.sinks import Everything  # noqa: E402
+from crisp.run.sinks import FullTimeline  # noqa: E402
 from crisp.run.timeline import BLOCKS, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD  # noqa: E402
-from crisp.sim.hardware import profile as hardware  # noqa: E402
+from crisp.sim.hardware import hardware_profile  # noqa: E402
 from crisp.sim.simulate import simulate  # noqa: E402
 from crisp.trace import DECODE, PREFILL, RoutingTrace  # noqa: E402
-from crisp.trace.fitting import fit  # noqa: E402
+from crisp.trace.fitting import fit_to_trace  # noqa: E402
 
 TRAINED = ("tiny-mixtral", "tiny-deepseek")
 TRACES = Path(__file__).parents[3] / "traces"
@@ -63,7 +63,7 @@ class Pair:
 
     folder: Path
     whole: Any
-    model: Resident
+    model: ResidentModel
     prompt: str
 
     @property
@@ -96,7 +96,7 @@ class Pair:
         )
         try:
             made = generate(
-                self.model, policy, Budget.parse(budget), Options(), self.prompt, NEW,
+                self.model, policy, Budget.parse(budget), DeviceOptions(), self.prompt, NEW,
                 **{"conditions": Conditions(granularity), **more},
             )  # fmt: skip
         finally:
@@ -121,7 +121,7 @@ def trained(folder: Path, name: str, kind: str) -> Pair:
     """A trained model in fp32 or, as it is, in bf16; its store is of the same type."""
     key = f"{name}-{kind}"
     if key not in _PAIRS:
-        source, whole = TRACES / name, load(str(TRACES / name)).model
+        source, whole = TRACES / name, load_model(str(TRACES / name)).model
         if kind == "fp32":
             whole, source = whole.float(), folder / key
             whole.save_pretrained(source)
@@ -200,7 +200,7 @@ def test_experts_are_nowhere_in_memory(folder: Path) -> None:
 def test_a_long_prompt_runs_in_chunks(folder: Path) -> None:
     pair = trained(folder, "tiny-mixtral", "fp32")
     rows = len(pair.ids)
-    everything = Everything()
+    everything = FullTimeline()
     made, logits = pair.generate(
         named("lru"), "30%", conditions=Conditions(chunk=3), sinks=[everything]
     )
@@ -238,18 +238,18 @@ def test_widths_are_those_of_the_attached_model(folder: Path, name: str) -> None
 def test_the_recorded_trace_gives_the_same_loads_in_simulation_and_replay(
     folder: Path, name: str, tmp_path: Path
 ) -> None:
-    pair, everything = trained(folder, name, "fp32"), Everything()
+    pair, everything = trained(folder, name, "fp32"), FullTimeline()
     policy, conditions = named("lru", unit="block"), Conditions("block", "all", chunk=4)
     made, _ = pair.generate(policy, "30%", conditions=conditions, sinks=[everything])
     made.trace.save(tmp_path / "own.trace.safetensors")
     trace = RoutingTrace.load(tmp_path / "own.trace.safetensors")
     spec = ModelSpec.from_dict(trace.header.spec or {})
-    assert fit(spec, trace) == pair.model.store.spec
+    assert fit_to_trace(spec, trace) == pair.model.store.spec
     case = Case(trace, spec, policy, Budget.parse("30%"), Profile.empty(spec), conditions)
-    simulated, replayed = Everything(), Everything()
+    simulated, replayed = FullTimeline(), FullTimeline()
     runs = [
-        simulate(case, hardware("rtx4090-pcie4"), sinks=[simulated]),
-        replay(case, pair.model.store, Options(), sinks=[replayed]),
+        simulate(case, hardware_profile("rtx4090-pcie4"), sinks=[simulated]),
+        replay(case, pair.model.store, DeviceOptions(), sinks=[replayed]),
     ]
     loads = [of_loads(one.rows) for one in (everything, simulated, replayed)]
     assert loads[0] == loads[1] == loads[2]
@@ -268,7 +268,7 @@ def test_routing_and_guesses_are_what_a_recorder_sees(folder: Path, name: str) -
     pair = trained(folder, name, "fp32")
     made, _ = pair.generate(named("mo"), "20%")
     fed = torch.tensor([pair.ids + list(made.tokens[:-1])])
-    with torch.no_grad(), recording(pair.whole) as recorder:
+    with torch.no_grad(), record_routing(pair.whole) as recorder:
         pair.whole(fed, use_cache=False)
         routing = recorder.take()
     assert np.array_equal(made.trace.experts, routing.experts)
@@ -368,7 +368,7 @@ class Bytes:
 
 def test_text_is_told_in_whole_characters_with_its_spaces() -> None:
     told: list[str] = []
-    writer = Writer(Bytes(), list(b"once"), told.append)
+    writer = TextWriter(Bytes(), list(b"once"), told.append)
     for token in (list(b"once"), *([byte] for byte in " é b".encode()), [0xC3]):
         writer.put(torch.tensor(token))
     assert told == [" ", "é", " ", "b"]
@@ -402,7 +402,7 @@ def test_a_store_of_other_weights_is_refused(folder: Path, tmp_path: Path, chang
     """At once where experts differ; where others do, when all are asked for."""
     pair = trained(folder, "tiny-mixtral", "fp32")
     store = pair.model.store
-    model = load(str(pair.folder)).model
+    model = load_model(str(pair.folder)).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if changed in name or (changed == "attention" and "self_attn" in name):
@@ -444,14 +444,14 @@ def test_what_cannot_be_run_is_one_line(
 ) -> None:
     model = trained(folder, "tiny-mixtral", "fp32").model
     with pytest.raises(CrispError, match=told):
-        generate(model, named("lru", **parts), Budget.parse("5%"), Options(), prompt, new)
+        generate(model, named("lru", **parts), Budget.parse("5%"), DeviceOptions(), prompt, new)
 
 
 # -- what goes wrong on the way --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Breaking(Options):
+class Breaking(DeviceOptions):
     """Opens a device whose copy number ``at`` fails with what ``instead`` returns, if it does."""
 
     at: int = 0

@@ -17,7 +17,7 @@ from crisp.profile import Profile
 
 torch = pytest.importorskip("torch")
 
-from crisp.adapter import ranked  # noqa: E402
+from crisp.adapter import rank_by_weight  # noqa: E402
 
 EXPERTS = 5
 
@@ -63,12 +63,12 @@ def test_widths_and_order_are_those_of_the_policy(k: int, roles: bool, name: str
     lookup = looked_up(one, bound)
     for row, layer in enumerate(one.moe_layers):
         index, weights = router(one, 40, layer)
-        ids, w, _ = ranked(index, weights, EXPERTS, "layer")
+        ids, w, _ = rank_by_weight(index, weights, EXPERTS, "layer")
         chosen = lookup(row, "layer", index, weights, router(one, 40, 9))
         np.testing.assert_array_equal(chosen.experts, ids)
         np.testing.assert_array_equal(chosen.weights, w)
         np.testing.assert_array_equal(chosen.widths, bound.widths(layer, ids, None, None))
-        guess, _, _ = ranked(*router(one, 40, 9), EXPERTS, "layer")
+        guess, _, _ = rank_by_weight(*router(one, 40, 9), EXPERTS, "layer")
         np.testing.assert_array_equal(chosen.guess, guess)
         assert lookup(row, "layer", index, weights, None).guess is None
         assert lookup.own_ns > 0

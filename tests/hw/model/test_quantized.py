@@ -16,10 +16,10 @@ from safetensors.numpy import load_file
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
-from crisp.adapter import Experts, layout, recording  # noqa: E402
-from crisp.checkpoint.loading import in_groups, load, load_tokenizer  # noqa: E402
+from crisp.adapter import Experts, expert_layout, record_routing  # noqa: E402
+from crisp.checkpoint.loading import load_model, load_tokenizer, quantize_experts  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
-from crisp.hw.devices.options import Options  # noqa: E402
+from crisp.hw.devices.options import DeviceOptions  # noqa: E402
 from crisp.hw.model.resident import open_resident  # noqa: E402
 from crisp.hw.replay import replay  # noqa: E402
 from crisp.hw.store.packing import pack, pack_synthetic  # noqa: E402
@@ -28,7 +28,7 @@ from crisp.model.spec import ModelSpec  # noqa: E402
 from crisp.policy import Budget, named  # noqa: E402
 from crisp.profile import Profile  # noqa: E402
 from crisp.run.case import Case, Conditions  # noqa: E402
-from crisp.sim.hardware import profile as hardware  # noqa: E402
+from crisp.sim.hardware import hardware_profile  # noqa: E402
 from crisp.sim.simulate import simulate  # noqa: E402
 from tests.hw.model.test_generate import BF16_ROUNDING, PROMPT, ROUNDING, Pair, differ  # noqa: E402
 from tests.hw.store.test_packing import (  # noqa: E402
@@ -245,7 +245,7 @@ def trained(folder: Path, name: str, dtype: str, kind: str) -> Pair:
     are in the store."""
     key = f"{name}-{dtype}-{kind}"
     if key not in _PAIRS:
-        source, whole = TRAINED[name], load(str(TRAINED[name]))
+        source, whole = TRAINED[name], load_model(str(TRAINED[name]))
         if kind == "fp32":
             source = folder / f"{name}-fp32"
             whole = dataclasses.replace(whole, model=whole.model.float())
@@ -253,7 +253,7 @@ def trained(folder: Path, name: str, dtype: str, kind: str) -> Pair:
                 whole.model.save_pretrained(source)
                 load_tokenizer(TRAINED[name]).save_pretrained(source)
         store = pack(source, folder / f"{key}.store", dtype=dtype)
-        rounded = in_groups(whole, dtype).model
+        rounded = quantize_experts(whole, dtype).model
         _PAIRS[key] = Pair(source, rounded, open_resident(source, store), PROMPT)
     return _PAIRS[key]
 
@@ -273,7 +273,7 @@ def test_the_store_writes_what_the_model_with_its_weights_writes(
         assert list(made.tokens) == tokens
     assert differ(first, reference) < ROUNDING
     # and not what the model writes whose weights were not rounded: that is not within a rounding
-    plain = Pair(pair.folder, load(str(pair.folder)).model, pair.model, PROMPT)
+    plain = Pair(pair.folder, load_model(str(pair.folder)).model, pair.model, PROMPT)
     assert differ(first[:1], plain.reference[1][:1]) > 10 * ROUNDING
 
 
@@ -288,7 +288,7 @@ def test_in_bfloat16_within_its_rounding_where_routers_agree(
     tokens, reference = pair.reference
     made, logits = pair.generate(named("lru"), "20%")
     assert list(made.tokens) == tokens
-    with torch.no_grad(), recording(pair.whole) as recorder:
+    with torch.no_grad(), record_routing(pair.whole) as recorder:
         pair.whole(torch.tensor([pair.ids + tokens[:-1]]), use_cache=False)
         routed = recorder.take().experts
     alike = (np.sort(made.trace.experts, -1) == np.sort(routed, -1)).all((1, 2))
@@ -321,7 +321,10 @@ def test_a_run_loads_what_its_simulation_loads(folder: Path, dtype: str) -> None
     spec = store.spec
     case = Case(made.trace, spec, policy, Budget.parse("30%"), Profile.empty(spec), conditions)
     size = 20480 if dtype == "int8" else 12288
-    for run in (simulate(case, hardware("rtx4090-pcie4")), replay(case, store, Options())):
+    for run in (
+        simulate(case, hardware_profile("rtx4090-pcie4")),
+        replay(case, store, DeviceOptions()),
+    ):
         for metric in ("tasks", "hits", "partial_hits", "blocks_loaded", "bytes_loaded"):
             assert run.metrics[metric] == made.run.metrics[metric]
         assert run.metrics["bytes_loaded"] == size * run.metrics["blocks_loaded"] > 0
@@ -338,11 +341,11 @@ def test_weights_in_place_are_those_of_the_store(folder: Path) -> None:
     model = saved(folder / "gpt-oss", tensors, config)
     shutil.copy(MIXTRAL / "tokenizer.json", model)
     shutil.copy(MIXTRAL / "tokenizer_config.json", model)
-    loaded = load(str(model))
-    loaded = in_groups(dataclasses.replace(loaded, model=loaded.model.float()), "int4")
+    loaded = load_model(str(model))
+    loaded = quantize_experts(dataclasses.replace(loaded, model=loaded.model.float()), "int4")
     assert loaded.how.endswith(", experts in int4")
     store = pack(model, folder / "gpt-oss.store", dtype="int4")
-    for layer in layout(loaded.model).layers:
+    for layer in expert_layout(loaded.model).layers:
         experts = Experts.of(layer)
         for e in range(experts.n_experts):
             q, steps, biases, _ = read(store, layer.index, e)
@@ -355,7 +358,7 @@ def test_weights_in_place_are_those_of_the_store(folder: Path) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_store_of_other_weights_is_refused(folder: Path, tmp_path: Path, dtype: str) -> None:
     pair = trained(folder, "tiny-mixtral", dtype, "fp32")
-    model = load(str(pair.folder)).model
+    model = load_model(str(pair.folder)).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "experts" in name:

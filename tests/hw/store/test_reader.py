@@ -24,7 +24,7 @@ from crisp.hw.store.format import header
 from crisp.hw.store.packing import pack_synthetic
 from crisp.hw.store.reader import Store, views
 from crisp.model.spec import ModelSpec
-from crisp.units import show_bytes
+from crisp.units import format_bytes
 
 pytest.importorskip("xxhash")
 
@@ -367,8 +367,10 @@ def test_the_page(
 
     assert other == "pack --synthetic deepseek-moe-16b --layers 2 --block 64 --out random"
     spec = ModelSpec.named("deepseek-moe-16b").first_layers(2).with_(block=64)  # not written here
-    assert f"{spec.name}, {show_bytes(spec.routed_bytes)} of random weights in bf16" in told
-    assert f"{spec.n_experts} in each of 1 MoE layer, {show_bytes(spec.expert_bytes)} each" in told
+    assert f"{spec.name}, {format_bytes(spec.routed_bytes)} of random weights in bf16" in told
+    assert (
+        f"{spec.n_experts} in each of 1 MoE layer, {format_bytes(spec.expert_bytes)} each" in told
+    )
     assert f"{spec.n_blocks} an expert, of 64 neurons and {spec.block_bytes:,} bytes" in told
 
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -10,8 +10,8 @@ import pytest
 
 import crisp.hw.telemetry
 import crisp.hw.telemetry.metering
-from crisp.run.compare import read_rows
-from crisp.run.result import load, save
+from crisp.run.compare import read_timeline_rows
+from crisp.run.result import load_runs, save_runs
 from crisp.run.timeline import STEP
 from tests.crisp.cli.conftest import Done
 from tests.crisp.cli.toy import CONFIG
@@ -59,7 +59,7 @@ def metered(monkeypatch: pytest.MonkeyPatch, fake: FakeMeter) -> FakeMeter:
 def test_joules_of_a_meter(measured: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake one's windows last a second: 12 J, of which the idle machine draws 5."""
     metered(monkeypatch, FakeMeter(5, 12))
-    run = load(measured("--link-limit", "200MB/s"))[0]
+    run = load_runs(measured("--link-limit", "200MB/s"))[0]
     assert run.settings["device"]["link_limit"] == 200_000_000
     tokens = run.metrics["tokens"]
     assert tokens
@@ -74,7 +74,7 @@ def test_a_meter_that_cannot_be_read_is_a_reason(
     measured: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metered(monkeypatch, FakeMeter(reason="locked away"))
-    run = load(measured("--energy-within", "5%"))[0]
+    run = load_runs(measured("--energy-within", "5%"))[0]
     for name in ("energy_j_per_token", "energy_net_j_per_token"):
         assert run.metrics[name] is None
         assert run.unavailable[name] == "locked away"
@@ -97,7 +97,7 @@ def test_runs_are_repeated_until_the_interval_is_narrow(
         "95 %",
         "        intervals: within 23 %",
     ]
-    run = load(tmp_path / "run.json")[0]
+    run = load_runs(tmp_path / "run.json")[0]
     assert run.metrics["energy_j_per_token"] == pytest.approx(1)
     assert run.metrics["energy_net_j_per_token"] == pytest.approx(6 / 11)
     repeats = run.provenance["energy"]["repeats"]
@@ -107,7 +107,7 @@ def test_runs_are_repeated_until_the_interval_is_narrow(
     # all else is the first run's, as is the timeline
     assert repeats["each"][0]["total_ns"] == run.metrics["total_ns"]
     assert len({one["total_ns"] for one in repeats["each"]}) > 1
-    steps = read_rows(timeline)[:, STEP]
+    steps = read_timeline_rows(timeline)[:, STEP]
     assert steps[-1] == 10
     assert sorted(steps) == list(steps)
 
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_the_repeats_and_leaves_what_was_measured(
     assert (done.code, done.err) == (130, "interrupted\n")
     assert "means of 2 runs and their 95 %" in done.out
     assert "a window of 1 s is short for this meter" in done.out
-    (run,) = load(tmp_path / "run.json")
+    (run,) = load_runs(tmp_path / "run.json")
     assert run.provenance["energy"]["repeats"]["ended"] == "interrupted"
 
 
@@ -139,7 +139,7 @@ def test_a_wrong_share_is_told_before_the_work(replayed: Callable[..., Done]) ->
 def test_a_power_model_only_if_asked_for(
     measured: Callable[..., Path], crisp: Callable, trace: Path, tmp_path: Path
 ) -> None:
-    run = load(measured("--modelled-energy", "--hardware", "rtx4090-pcie4"))[0]
+    run = load_runs(measured("--modelled-energy", "--hardware", "rtx4090-pcie4"))[0]
     assert (run.metrics["energy_j_per_token"] or 0) > 0
     assert run.provenance["energy"] == {
         "method": "modelled: power of each state of the streams times its duration",
@@ -168,7 +168,7 @@ def test_explain_knows_no_bounds_of_a_measured_run(
     assert lines[0].startswith("run 1 of 1: lru at 30% on cpu; ")
     assert lines[-1] == told
     assert "near bound" not in done.out
-    save(load(file) * 2, file)
+    save_runs(load_runs(file) * 2, file)
     table = crisp("explain", file).out.splitlines()
     assert table[1].endswith("not known")
     assert told in table

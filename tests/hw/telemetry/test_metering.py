@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from crisp.errors import CrispError
-from crisp.hardware.energy import Energy, Probe, Reading, States
+from crisp.hardware.energy import Energy, Probe, Reading, StateDurations
 from crisp.hw.telemetry.metering import metering, power_model
 from tests.crisp.hardware.test_energy import PROFILE
 
-STATES = States(10**9, 0, 0, 10**9)
+STATES = StateDurations(10**9, 0, 0, 10**9)
 
 
 class FakeMeter:

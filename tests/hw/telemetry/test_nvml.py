@@ -301,7 +301,9 @@ def test_of_several_gpus_the_one_that_torch_uses(
             return type("Properties", (), {"uuid": UUIDS[1].removeprefix("GPU-")})
 
     machine.library.stub_reset(2)
-    monkeypatch.setattr(crisp.adapter, "need", lambda name: type("Torch", (), {"cuda": Cuda}))
+    monkeypatch.setattr(
+        crisp.adapter, "import_extra", lambda name: type("Torch", (), {"cuda": Cuda})
+    )
     assert crisp.hw.telemetry.chosen("cuda").probe().source == f"NVML Stub 1 ({UUIDS[1]})"
     machine.library.stub_reset(1)
     assert crisp.hw.telemetry.chosen("cuda").probe().source == GPU

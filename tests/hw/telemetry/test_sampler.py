@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from crisp.hw.telemetry.sampler import PowerWindow, Sampled, Unreadable, Window
+from crisp.hw.telemetry.sampler import PowerWindow, Sampled, SampleWindow, Unreadable
 from tests.hw.telemetry.clocks import Clock
 
 
@@ -21,7 +21,7 @@ class Meter(Sampled):
         self.watts: float | Unreadable = 0.0
         self.lag, self.closed = lag, 0
 
-    def open(self) -> Window:
+    def open(self) -> SampleWindow:
         self.read()
         return PowerWindow("a socket", "power", self.read, self, self.lag, self.close)
 

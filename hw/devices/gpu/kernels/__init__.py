@@ -1,7 +1,7 @@
-"""The arithmetic of a piece on a GPU: blocks of an expert, from the slots they lie in.
+"""The arithmetic of an expert's blocks on a GPU, read from the slots of a pool.
 
-Triton kernels with a torch reference beside them; ``crisp.hw.devices.gpu.kernels.compiling``
-compiles them for cards that are not here.
+Triton kernels with a torch reference beside them; ``benchmarks/kernels`` compiles them for GPUs
+that are not here.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from crisp.hw.devices.gpu.kernels import reference
-from crisp.hw.devices.gpu.kernels.layout import Layout
+from crisp.hw.devices.gpu.kernels.layout import BlockLayout
 
-__all__ = ["Layout", "add_blocks", "jitted"]
+__all__ = ["BlockLayout", "add_blocks", "jitted"]
 
 
 def add_blocks(
-    layout: Layout,
+    layout: BlockLayout,
     pool: Any,
     slots: Any,
     counts: Any,
@@ -30,20 +30,20 @@ def add_blocks(
     """Add blocks of one expert to its rows' sums, on the current stream, without waiting for it.
 
     For each block i in turn, sums[: counts[i]] += sigma(x Wg_i^T) * (x Wu_i^T) Wd_i of its leading
-    neurons[i] neurons. A block's partial sum is whole before it is added, so blocks give the same
-    bits one by one and all at once. Nothing else of the pool, of x or of sums matters or changes.
+    neurons[i] neurons. A block's partial sum is complete before it is added, so blocks give the
+    same bits one by one and all at once. No other part of the pool, of x or of sums is used.
 
-    pool: uint8 [n_slots, stride]. slots, counts, neurons: int32 [n], n >= 1: the slot of a block,
-    how many leading rows use it (none more than the block before), its neurons. x: [r, d_model] of
-    fp32, fp16 or bf16; sums: [r, d_model] float32; both contiguous. All on one device. hidden: room
-    between the two kernels, float32 [at least crisp.hw.devices.gpu.kernels.calls.room()]; allocated
-    if not given.
+    pool: uint8 [n_slots, stride]. slots, counts, neurons: int32 [n], n >= 1: by block its slot, how
+    many leading rows use it (not more than the block before), its neurons. x: [r, d_model] of fp32,
+    fp16 or bf16; sums: [r, d_model] float32; both contiguous. All on one device. hidden: the buffer
+    between the two kernels, float32 [crisp.hw.devices.gpu.kernels.calls.hidden_size() or more];
+    allocated if not given.
 
-    One row is computed in float32. For more, what is multiplied is of x's type where that is the
-    weights' (or weights are quantised), and hidden is rounded to it; otherwise of float32.
+    One row is computed in float32. For more rows, operands are of x's type where the weights are of
+    that type too (or quantised), and hidden is rounded to it; otherwise they are float32.
 
-    Triton where x is on a GPU or Triton interprets; otherwise the reference, which is of float32
-    throughout and does wait.
+    Computed by Triton where x is on a GPU or Triton interprets; otherwise by the reference, which
+    is in float32 throughout and does wait.
     """
     if jitted(x):
         from crisp.hw.devices.gpu.kernels import calls
@@ -54,7 +54,7 @@ def add_blocks(
 
 
 def jitted(x: Any) -> bool:
-    """Whether the kernels are what computes for a tensor, and not the reference."""
+    """Return whether the Triton kernels compute for a tensor, and not the reference."""
     return _installed() and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
 
 

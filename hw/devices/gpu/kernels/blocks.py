@@ -1,22 +1,22 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""The Triton kernels: a piece takes two, ``front`` and ``back``, for one row of x or for many.
+"""The Triton kernels: ``front``, then ``back`` compute some blocks, for one row of x or for many.
 
-``front`` writes hidden[b, r, n] = sigma(x Wg^T) * (x Wu^T) of all blocks of the piece, ``back``
-adds each block's hidden Wd to the sums, one block after the other. A program owns its part of the
-result: there are no atomics, each sum is in float32 in an order that the launch parameters fix, and
-a block's partial sum is whole before it is added, so that blocks give the same bits one by one and
+``front`` writes hidden[b, r, n] = sigma(x Wg^T) * (x Wu^T) of all blocks, ``back`` adds each
+block's hidden Wd to the sums, one block after the other. A program owns its part of the result:
+there are no atomics, each sum is in float32 in an order that the launch parameters fix, and a
+block's partial sum is complete before it is added, so that blocks give the same bits one by one and
 all at once.
 
-The block table is ``slots``, ``counts`` and ``neurons``, int32 [blocks]: where a block lies in the
+The block table is ``slots``, ``counts`` and ``neurons``, int32 [blocks]: a block's slot in the
 pool, how many leading rows use it, and how many neurons it has. Rows behind the count and neurons
-behind the width are neither read nor written, but for hidden, which gets zeros up to a multiple of
-16 neurons: with that, loads of it are as wide as they can be.
+behind the width are neither read nor written, except that hidden gets zeros up to a multiple of 16
+neurons: with that, loads of it are as wide as they can be.
 
 For one row products are taken in float32. For many, tensor cores take them in the type of
 ``hidden``: quantised weights are rounded to it, and so is hidden itself.
 
-``numbers`` and ``halves`` are the pool seen as its weights and as what biases and scales are; the
-constants in capitals are made by crisp.hw.devices.gpu.kernels.calls.
+``numbers`` and ``halves`` are the pool as numbers of the type of its weights, and of that of its
+biases and scales; the constants in capitals are made by crisp.hw.devices.gpu.kernels.calls.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _GROUP = tl.constexpr(GROUP)  # neighbours along d_model that share a scale
 
 
 def _kernel(function: Callable[..., Any]) -> Any:
-    """Compiled once for all tables and all numbers of blocks and rows.
+    """Make a Triton kernel that is compiled once for all tables and numbers of blocks and rows.
 
-    By itself Triton would compile a number that is 1 as a constant, and a table by where it begins:
-    other code, so other bits for a block that comes alone.
+    By default Triton specialises on a number that is 1 and on a table's alignment: other code, and
+    so other bits, for a block that comes alone.
     """
     tables = ["slots", "counts", "neurons", "blocks", "rows"]
     return triton.jit(function, do_not_specialize=tables)
@@ -48,9 +48,11 @@ def _weights(
     D: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr, SCALES_AT: tl.constexpr,
     NEURONS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Columns [first, first + COLUMNS) of rows n of a matrix: [NEURONS, COLUMNS], 0 past the end.
+    """Load columns [first, first + COLUMNS) of rows n of a matrix: [NEURONS, COLUMNS], 0 past the
+    end.
 
-    As they are stored, or times their scales in float32. numbers, halves: where the slot begins.
+    Quantised weights are multiplied by their scales, in float32; others come as they are stored.
+    numbers, halves: pointers to the slot's begin.
     """
     inside = (n < width)[:, None]
     if BITS >= 16:
@@ -78,7 +80,7 @@ def _activated(
     gate, up, halves, n, width,
     BLOCK: tl.constexpr, BIASES_AT: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """What neurons n pass on, from both projections [..., len(n)]; NaN stays NaN."""
+    """Return the activation of neurons n from both projections [..., len(n)]; NaN stays NaN."""
     if BIASES_AT >= 0:
         inside = n < width
         gate += tl.load(halves + BIASES_AT + n, mask=inside, other=0.0).to(tl.float32)
@@ -102,7 +104,7 @@ def front_row(
     ACTIVATION: tl.constexpr,
     NEURONS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """hidden [blocks, WIDTH] of x [D]; grid: (blocks of NEURONS, blocks)."""
+    """Compute hidden [blocks, WIDTH] of x [D]; grid: (tiles of NEURONS, blocks)."""
     b = tl.program_id(1)
     n = tl.program_id(0) * NEURONS + tl.arange(0, NEURONS)
     slot = tl.load(slots + b).to(tl.int64)
@@ -138,7 +140,7 @@ def back_row(
     STRIDE: tl.constexpr, HALVES: tl.constexpr, SCALES_AT: tl.constexpr,
     NEURONS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """sums [D] += the partial sum of each block; grid: (blocks of COLUMNS,)."""
+    """Add the partial sum of each block to sums [D]; grid: (tiles of COLUMNS,)."""
     first = tl.program_id(0) * COLUMNS
     d = first + tl.arange(0, COLUMNS)
     total = tl.load(sums + d, mask=d < D, other=0.0)
@@ -168,9 +170,9 @@ def front_rows(
     ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr, NEURONS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """hidden [blocks, rows, WIDTH] of x [rows, D]; grid: (of ROWS, of NEURONS, blocks).
+    """Compute hidden [blocks, rows, WIDTH] of x [rows, D].
 
-    Programs that share weights are neighbours.
+    Grid: (tiles of ROWS, tiles of NEURONS, blocks), so programs that share weights are neighbours.
     """
     b = tl.program_id(2)
     top = tl.program_id(0) * ROWS
@@ -214,7 +216,7 @@ def back_rows(
     STRIDE: tl.constexpr, HALVES: tl.constexpr, SCALES_AT: tl.constexpr,
     ROWS: tl.constexpr, NEURONS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """sums [rows, D] += the partial sum of each block; grid: (of ROWS, of COLUMNS)."""
+    """Add the partial sum of each block to sums [rows, D]; grid: (tiles of ROWS, of COLUMNS)."""
     top = tl.program_id(0) * ROWS
     first = tl.program_id(1) * COLUMNS
     r = tl.arange(0, ROWS)

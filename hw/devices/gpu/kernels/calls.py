@@ -1,4 +1,4 @@
-"""Calling the kernels: what they are given, from the layout, the launch table and the tensors."""
+"""Launch the kernels: their arguments, from the layout, the launch table and the tensors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from crisp.hw.devices.gpu.kernels import blocks
 from crisp.hw.devices.gpu.kernels.launch import SHARED, Launch, launch
-from crisp.hw.devices.gpu.kernels.layout import Layout
+from crisp.hw.devices.gpu.kernels.layout import BlockLayout
 
 INTERPRETED = 80
-"""The architecture whose launch parameters Triton's interpreter runs with."""
+"""The architecture whose launch parameters are used with Triton's interpreter."""
 
 _POOL = {
     "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
@@ -21,17 +21,24 @@ _POOL = {
 
 
 def add_blocks(
-    layout: Layout, pool: Any, slots: Any, counts: Any, neurons: Any, x: Any, sums: Any, hidden: Any
+    layout: BlockLayout,
+    pool: Any,
+    slots: Any,
+    counts: Any,
+    neurons: Any,
+    x: Any,
+    sums: Any,
+    hidden: Any,
 ) -> None:
-    """As `kernels.add_blocks`, by two kernels on x's device and current stream."""
+    """Compute `kernels.add_blocks` by two Triton kernels, on x's device and current stream."""
     rows, total = len(x), len(slots)
     arch, shared = _card(x.device.index) if x.is_cuda else (INTERPRETED, SHARED[INTERPRETED])
     kind = torch.float32 if rows == 1 else operand(layout, x.dtype)
     width = 8 * kind.itemsize
     numbers = pool.view(_POOL[layout.dtype])
-    halves = pool.view(torch.float16) if layout.quantised else numbers
+    halves = pool.view(torch.float16) if layout.quantized else numbers
     if hidden is None:
-        hidden = torch.empty(room(layout, total, rows), dtype=torch.float32, device=x.device)
+        hidden = torch.empty(hidden_size(layout, total, rows), dtype=torch.float32, device=x.device)
     hidden = hidden.view(kind)
     table = slots, counts, neurons
     front = launch("front", layout.bits, width, rows, arch, shared)
@@ -54,28 +61,28 @@ def add_blocks(
         )
 
 
-def operand(layout: Layout, x: torch.dtype) -> torch.dtype:
-    """What is multiplied for many rows, and hidden is kept in.
+def operand(layout: BlockLayout, x: torch.dtype) -> torch.dtype:
+    """Return the type of what is multiplied for many rows, and of hidden.
 
-    It is x's type where weights have it too, or are quantised; otherwise neither holds the other's
-    numbers, and both are widened.
+    It is x's type where weights are of that type too, or quantised; otherwise neither type holds
+    the other's numbers, and both are widened to float32.
     """
-    return x if layout.quantised or x == _POOL[layout.dtype] else torch.float32
+    return x if layout.quantized or x == _POOL[layout.dtype] else torch.float32
 
 
-def room(layout: Layout, total: int, rows: int) -> int:
-    """Numbers of hidden [blocks, rows, block], its rows filled up to a multiple of 16."""
-    return total * rows * _filled(layout)
+def hidden_size(layout: BlockLayout, total: int, rows: int) -> int:
+    """Return the numbers of hidden [blocks, rows, block], a block padded to a multiple of 16."""
+    return total * rows * _padded_block(layout)
 
 
-def constants(layout: Layout, kernel: str, how: Launch) -> dict[str, Any]:
-    """The constants in capitals of ``front`` or ``back``."""
+def constants(layout: BlockLayout, kernel: str, how: Launch) -> dict[str, Any]:
+    """Return the compile-time constants (in capitals) of ``front`` or ``back``."""
     item = max(1, layout.bits // 8)
-    halves = 2 if layout.quantised else item
+    halves = 2 if layout.quantized else item
     values: dict[str, Any] = {
         "D": layout.d_model,
         "BLOCK": layout.block,
-        "WIDTH": _filled(layout),
+        "WIDTH": _padded_block(layout),
         "BITS": layout.bits,
         "STRIDE": layout.stride // item,
         "HALVES": layout.stride // halves,
@@ -96,12 +103,13 @@ def _options(how: Launch) -> dict[str, int]:
     return {"num_warps": how.warps, "num_stages": how.stages}
 
 
-def _filled(layout: Layout) -> int:
+def _padded_block(layout: BlockLayout) -> int:
     return -(-layout.block // 16) * 16
 
 
 @cache
 def _card(index: int) -> tuple[int, int]:
-    """A card's compute capability, and bytes of shared memory that a program may have."""
-    found = torch.cuda.get_device_properties(index)
-    return 10 * found.major + found.minor, found.shared_memory_per_block_optin
+    """Return a card's architecture and the bytes of shared memory that a program may have."""
+    properties = torch.cuda.get_device_properties(index)
+    arch = 10 * properties.major + properties.minor
+    return arch, properties.shared_memory_per_block_optin

@@ -1,8 +1,8 @@
-"""How the kernels are launched: how much a program takes, by architecture and type.
+"""Launch parameters of the kernels: tile sizes, warps and stages, by architecture and type.
 
-From arithmetic, not from a search on each card: a program of a one-row kernel asks for 4 to 16 KiB
-at a time, enough programs for every multiprocessor of the card, and in the many-row kernels what a
-program keeps fits in registers (``make kernels-report`` shows that nothing spills).
+They come from arithmetic, not from a search on each card: a program of a one-row kernel loads 4 to
+16 KiB at a time, there are programs for every multiprocessor of the card, and what a program of a
+many-row kernel keeps fits in registers (``make kernels-report`` shows that nothing spills).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from crisp.hw.errors import DeviceError
 
 FEW = 16
-"""Up to so many rows are one tile of a many-row kernel, the smallest that tensor cores take."""
+"""Rows of the smallest tile of a many-row kernel, which is the smallest that tensor cores take."""
 
 SHARED = {80: 163 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 """Bytes of shared memory that one program may have (CUDA C++ Programming Guide, table of technical
@@ -21,7 +21,7 @@ specifications per compute capability)."""
 
 @dataclass(frozen=True)
 class Launch:
-    """What one program takes at a time, and by how many threads."""
+    """The tile that one program computes at a time, and its threads."""
 
     rows: int  # of x; 1 in one-row kernels
     neurons: int
@@ -84,32 +84,34 @@ TABLE = {
     89: _ONE | _SOME | _MANY,
     90: _ONE | _SOME | _BIG,
 }
-"""By compute capability, kernel, and bits of a weight; in kernels for many rows, products of
-float32 are under 32 whatever the weights are."""
+"""Launch parameters by architecture, kernel, and bits of a weight; in kernels for many rows,
+products in float32 are listed under 32 whatever the weights are."""
 
 
 def launch(kernel: str, bits: int, operand: int, rows: int, arch: int, shared: int) -> Launch:
-    """How ``front`` or ``back`` is launched for weights of ``bits`` and rows of x.
+    """Return the launch parameters of ``front`` or ``back`` for weights of ``bits`` and rows of x.
 
     operand: bits of what tensor cores multiply. arch: 10 * major + minor of the compute capability;
     one that is not in the table is taken for the next older one. shared: bytes that a program may
     have; stages are dropped until they fit. Raises DeviceError for a card older than the table.
     """
-    known = max((have for have in TABLE if have <= arch), default=None)
-    if known is None:
+    listed_arch = max((listed for listed in TABLE if listed <= arch), default=None)
+    if listed_arch is None:
         raise DeviceError(f"compute capability {arch / 10:.1f}: expected {min(TABLE) / 10:.1f}")
     if rows == 1:
-        found = TABLE[known][f"{kernel}_row"][bits]
+        parameters = TABLE[listed_arch][f"{kernel}_row"][bits]
     else:
         size = "few" if rows <= FEW else "many"
-        found = TABLE[known][f"{kernel}_{size}"][32 if operand == 32 else bits]
-    while found.stages > 1 and need(found, kernel, bits, operand) > shared:
-        found = replace(found, stages=found.stages - 1)
-    return found
+        parameters = TABLE[listed_arch][f"{kernel}_{size}"][32 if operand == 32 else bits]
+    while parameters.stages > 1 and shared_bytes(parameters, kernel, bits, operand) > shared:
+        parameters = replace(parameters, stages=parameters.stages - 1)
+    return parameters
 
 
-def need(launch: Launch, kernel: str, bits: int, operand: int) -> int:
-    """Bytes of shared memory, at most: all loads of all stages, and converted weights."""
+def shared_bytes(launch: Launch, kernel: str, bits: int, operand: int) -> int:
+    """Return the most shared memory that a program takes, in bytes: the loads of all stages, and
+    converted weights.
+    """
     weights = launch.neurons * launch.columns * (2 if kernel == "front" else 1)
     along = launch.columns if kernel == "front" else launch.neurons
     kept = operand if launch.rows > 1 else 32

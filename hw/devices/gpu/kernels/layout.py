@@ -1,25 +1,25 @@
-"""Where the numbers of a block lie in its slot."""
+"""The layout of a block's numbers in its slot."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crisp.model import quantization as quantised
+from crisp.model import quantization
 
 if TYPE_CHECKING:
     from crisp.hw.store.reader import Store
 
-BITS = {"fp32": 32, "fp16": 16, "bf16": 16} | quantised.BITS
-"""Of a weight, without its share of a scale, by the store's dtype."""
+BITS = {"fp32": 32, "fp16": 16, "bf16": 16} | quantization.BITS
+"""Bits of a weight, without its share of a scale, by the store's dtype."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A slot: gate, up and down rows [block, d_model], biases [2, block], scales, then nothing.
+class BlockLayout:
+    """The parts of a slot: gate, up and down rows [block, d_model], biases [2, block], scales.
 
     The scales are [3, block, d_model / 64] float16 in int8 and int4, which have float16 biases;
-    other stores have no scales, and biases of their own dtype. What follows is never read.
+    other stores have no scales, and biases of their own dtype. Bytes behind these are never read.
     """
 
     d_model: int
@@ -30,8 +30,8 @@ class Layout:
     biases: bool
 
     @classmethod
-    def of(cls, store: Store) -> Layout:
-        """That of a store's blocks."""
+    def of(cls, store: Store) -> BlockLayout:
+        """Return the layout of a store's blocks."""
         spec = store.spec
         return cls(
             spec.d_model, spec.block, spec.block_bytes, store.dtype, store.activation, spec.biases
@@ -39,25 +39,25 @@ class Layout:
 
     @property
     def bits(self) -> int:
-        """Of one weight, without its share of a scale."""
+        """Bits of one weight, without its share of a scale."""
         return BITS[self.dtype]
 
     @property
-    def quantised(self) -> bool:
-        """Whether weights are whole numbers with scales."""
-        return self.dtype in quantised.BITS
+    def quantized(self) -> bool:
+        """Whether weights are integers with scales."""
+        return self.dtype in quantization.BITS
 
     @property
     def matrix_bytes(self) -> int:
-        """Of each of the three."""
+        """Bytes of one of the three matrices."""
         return self.block * self.d_model * self.bits // 8
 
     @property
     def biases_at(self) -> int:
-        """The byte of a slot at which biases would begin."""
+        """The byte of a slot at which biases begin, if there are any."""
         return 3 * self.matrix_bytes
 
     @property
     def scales_at(self) -> int:
-        """The byte of a slot at which scales would begin."""
+        """The byte of a slot at which scales begin, if there are any."""
         return self.biases_at + (2 * self.block * 2 if self.biases else 0)

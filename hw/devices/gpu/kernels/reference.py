@@ -1,12 +1,12 @@
-"""What the kernels compute, in torch: to compare them with, and for where there is no Triton."""
+"""The kernels' arithmetic in plain torch: their reference, and their stand-in without Triton."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from crisp.extras import need
-from crisp.hw.devices.gpu.kernels.layout import Layout
+from crisp.extras import import_extra
+from crisp.hw.devices.gpu.kernels.layout import BlockLayout
 from crisp.model.quantization import GROUP
 
 ALPHA, LIMIT = 1.702, 7.0  # gpt-oss's clamped activation
@@ -15,10 +15,10 @@ _TYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def add_blocks(
-    layout: Layout, pool: Any, slots: Any, counts: Any, neurons: Any, x: Any, sums: Any
+    layout: BlockLayout, pool: Any, slots: Any, counts: Any, neurons: Any, x: Any, sums: Any
 ) -> None:
-    """As crisp.hw.devices.gpu.kernels.add_blocks, all of it in float32; waits for the tables to
-    reach the host.
+    """Compute `crisp.hw.devices.gpu.kernels.add_blocks` in float32; waits for the tables to reach
+    the host.
     """
     table = zip(slots.tolist(), counts.tolist(), neurons.tolist(), strict=True)
     for slot, count, width in table:
@@ -32,7 +32,7 @@ def add_blocks(
 
 
 def activated(activation: str, gate: Any, up: Any) -> Any:
-    """What a neuron passes on, from both its projections."""
+    """Return the neurons' activation from both projections: [count, width]."""
     if activation == "silu":
         return gate * gate.sigmoid() * up
     if activation == "gelu":
@@ -41,15 +41,15 @@ def activated(activation: str, gate: Any, up: Any) -> Any:
     return gate * (ALPHA * gate).sigmoid() * (up + 1)
 
 
-def matrix(layout: Layout, slot: Any, which: int) -> Any:
-    """Gate (0), up (1) or down (2) of a slot, uint8 [stride], as float32 [block, d_model]."""
-    torch = need("torch")
+def matrix(layout: BlockLayout, slot: Any, which: int) -> Any:
+    """Return gate (0), up (1) or down (2) of a slot, uint8 [stride]: float32 [block, d_model]."""
+    torch = import_extra("torch")
     shape = layout.block, layout.d_model
     begin = which * layout.matrix_bytes
-    found = slot[begin : begin + layout.matrix_bytes]
-    if not layout.quantised:
-        return found.view(getattr(torch, _TYPES[layout.dtype])).view(shape).float()
-    numbers = found.view(torch.int8)
+    stored = slot[begin : begin + layout.matrix_bytes]
+    if not layout.quantized:
+        return stored.view(getattr(torch, _TYPES[layout.dtype])).view(shape).float()
+    numbers = stored.view(torch.int8)
     if layout.dtype == "int4":  # the even column is the low half of a byte; the sign is shifted in
         numbers = torch.stack(((numbers << 4) >> 4, numbers >> 4), dim=-1)
     groups = layout.block * layout.d_model // GROUP
@@ -58,10 +58,10 @@ def matrix(layout: Layout, slot: Any, which: int) -> Any:
     return (numbers.view(groups, GROUP).float() * scales.float()[:, None]).view(shape)
 
 
-def _biases(layout: Layout, slot: Any) -> Any:
-    """Of gate and up, float32 [2, block]."""
-    torch = need("torch")
-    kind = torch.float16 if layout.quantised else getattr(torch, _TYPES[layout.dtype])
+def _biases(layout: BlockLayout, slot: Any) -> Any:
+    """Return the biases of gate and up: float32 [2, block]."""
+    torch = import_extra("torch")
+    kind = torch.float16 if layout.quantized else getattr(torch, _TYPES[layout.dtype])
     length = 2 * layout.block * kind.itemsize
-    found = slot[layout.biases_at : layout.biases_at + length]
-    return found.view(kind).view(2, layout.block).float()
+    stored = slot[layout.biases_at : layout.biases_at + length]
+    return stored.view(kind).view(2, layout.block).float()

@@ -17,9 +17,9 @@ import torch
 
 from crisp.hw.devices.gpu.kernels import add_blocks, jitted
 from crisp.hw.devices.gpu.kernels.launch import TABLE
-from crisp.hw.devices.gpu.kernels.layout import Layout
-from tests.hw.kernels.bfloat16 import mend
-from tests.hw.kernels.cases import Case, check, piece
+from crisp.hw.devices.gpu.kernels.layout import BlockLayout
+from tests.hw.devices.gpu.kernels.bfloat16 import mend
+from tests.hw.devices.gpu.kernels.cases import Case, check, piece
 
 KINDS = [(dtype, dtype) for dtype in ("fp32", "fp16", "bf16")] + [
     ("int8", "bf16"),
@@ -77,7 +77,7 @@ def test_a_piece_is_right_and_touches_nothing_else(case: Case) -> None:
     given = piece(case)
     together = check(given, add_blocks)
 
-    def one_by_one(layout: Layout, pool: Any, *rest: Any) -> None:
+    def one_by_one(layout: BlockLayout, pool: Any, *rest: Any) -> None:
         *table, x, sums, hidden = rest
         for i in range(len(case.neurons)):
             add_blocks(layout, pool, *(t[i : i + 1] for t in table), x, sums, hidden)
@@ -105,7 +105,7 @@ def test_slots_may_lie_beyond_two_gibibytes(rows: int) -> None:
     pool[far] = given.pool[given.table[0][0]]
     slots = torch.tensor([far], dtype=torch.int32)
 
-    def there(layout: Layout, _: Any, __: Any, *rest: Any) -> None:
+    def there(layout: BlockLayout, _: Any, __: Any, *rest: Any) -> None:
         add_blocks(layout, pool, slots, *rest)
 
     check(given, there)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from crisp.hw.devices.gpu.kernels.forms import Form
+from benchmarks.kernels.forms import Form
 
 
 @triton.jit

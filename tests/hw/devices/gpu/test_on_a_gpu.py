@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("xxhash")
 
 from crisp.hw.devices.gpu.torch_cuda import TorchCuda  # noqa: E402
-from crisp.hw.devices.options import Options  # noqa: E402
+from crisp.hw.devices.options import DeviceOptions  # noqa: E402
 from crisp.hw.replay import replay  # noqa: E402
 from crisp.hw.store.packing import pack_synthetic  # noqa: E402
 from crisp.hw.store.reader import Store  # noqa: E402
@@ -21,14 +21,14 @@ from crisp.policy import Budget, named  # noqa: E402
 from crisp.profile import Profile  # noqa: E402
 from crisp.run.case import Case, Conditions  # noqa: E402
 from crisp.trace import RoutingTrace  # noqa: E402
-from crisp.trace.fitting import fit  # noqa: E402
+from crisp.trace.fitting import fit_to_trace  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
-TRACES = Path(__file__).parents[3] / "traces"
+TRACES = Path(__file__).parents[4] / "traces"
 
 
 @pytest.fixture(scope="module", params=["fp32", "bf16"])
@@ -38,11 +38,13 @@ def store(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Store:
     return pack_synthetic(spec, folder, dtype=request.param)
 
 
-def outputs(store: Store, options: Options, budget: str, granularity: str, batch: int) -> list[Any]:
+def outputs(
+    store: Store, options: DeviceOptions, budget: str, granularity: str, batch: int
+) -> list[Any]:
     trace = RoutingTrace.load(TRACES / "tiny-mixtral-docs.trace.safetensors")
     conditions = Conditions(granularity, batch=batch, limit=24)
     one = Case(
-        trace, fit(store.spec, trace), named("lru"), Budget.parse(budget),
+        trace, fit_to_trace(store.spec, trace), named("lru"), Budget.parse(budget),
         Profile.from_trace(trace), conditions,
     )  # fmt: skip
     found: list[Any] = []
@@ -54,16 +56,17 @@ def outputs(store: Store, options: Options, budget: str, granularity: str, batch
 @pytest.mark.parametrize(
     "options",
     [
-        Options("cuda"), Options("cuda", host_limit=0), Options("unified", loads_from="memory"),
-        Options("unified", loads_from="mapped"), Options("unified", loads_from="disk"),
+        DeviceOptions("cuda"), DeviceOptions("cuda", host_limit=0),
+        DeviceOptions("unified", loads_from="memory"),
+        DeviceOptions("unified", loads_from="mapped"), DeviceOptions("unified", loads_from="disk"),
     ],
     ids=str,
 )  # fmt: skip
 def test_outputs_are_the_cpus_and_the_same_bits_for_every_budget(
-    store: Store, options: Options, batch: int
+    store: Store, options: DeviceOptions, batch: int
 ) -> None:
     """bf16: hidden is rounded to it where rows are many: 2^-9 of a number, twice."""
-    reference = outputs(store, Options(), "10%", "block", batch)
+    reference = outputs(store, DeviceOptions(), "10%", "block", batch)
     tolerance = 1e-4 if store.dtype == "fp32" else 2**-7
     bits: list[Any] = []
     for budget, granularity in (("10%", "block"), ("1%", "block"), ("30%", "expert")):

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from crisp.hw.devices.gpu.kernels import Layout, add_blocks, jitted
-from tests.hw.kernels.cases import Case, check, piece
-from tests.hw.kernels.interpreted import CASES
+from crisp.hw.devices.gpu.kernels import BlockLayout, add_blocks, jitted
+from tests.hw.devices.gpu.kernels.cases import Case, check, piece
+from tests.hw.devices.gpu.kernels.interpreted import CASES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,13 +19,13 @@ pytestmark = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_piece_is_right_and_the_same_block_by_block(case: Case) -> None:
-    def together(layout: Layout, *given: Any) -> None:
+    def together(layout: BlockLayout, *given: Any) -> None:
         *rest, x, sums, hidden = (tensor.cuda() for tensor in given)
         assert jitted(x)
         add_blocks(layout, *rest, x, sums, hidden)
         given[-2].copy_(sums)
 
-    def one_by_one(layout: Layout, *given: Any) -> None:
+    def one_by_one(layout: BlockLayout, *given: Any) -> None:
         pool, *table, x, sums, hidden = (tensor.cuda() for tensor in given)
         for i in range(len(case.neurons)):
             add_blocks(layout, pool, *(t[i : i + 1] for t in table), x, sums, hidden)

@@ -26,7 +26,7 @@ class FakeEvent:
 
 
 class FakeStreams:
-    """See `crisp.hw.devices.gpu.streams.Streams`."""
+    """See `crisp.hw.devices.gpu.streams.DeviceStreams`."""
 
     name = "a GPU that is not there"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from crisp.hw.devices.gpu.kernels import add_blocks, jitted
-from tests.hw.kernels.cases import Case, check, piece
+from tests.hw.devices.gpu.kernels.cases import Case, check, piece
 
 CASES = [
     Case(dtype, x, d, 48, (48, 48, 21), (3, 2, 2), 4, activation)

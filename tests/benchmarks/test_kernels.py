@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from crisp.hw.devices.gpu.kernels.compiling import Report, loads
+from benchmarks.kernels.compiling import Report, loads
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = 80, 87, 89, 90
 SUBSET = (
     "front-row-bf16-bf16-silu", "back-row-bf16-bf16", "front-many-fp16-fp16-gpt_oss",
@@ -22,8 +22,8 @@ SUBSET = (
 
 _FORMS = """
 import dataclasses, json, sys
-from crisp.hw.devices.gpu.kernels.compiling import report
-from crisp.hw.devices.gpu.kernels.forms import forms
+from benchmarks.kernels.compiling import report
+from benchmarks.kernels.forms import forms
 for arch in map(int, sys.argv[1].split(",")):
     for form in forms(arch):
         if form.name in sys.argv[2:]:
@@ -31,7 +31,7 @@ for arch in map(int, sys.argv[1].split(",")):
 """
 
 _NAMES = """
-from crisp.hw.devices.gpu.kernels.forms import forms
+from benchmarks.kernels.forms import forms
 from crisp.hw.devices.gpu.kernels.launch import SHARED
 print("\\n".join(f"sm_{arch} {form.name}" for arch in SHARED for form in forms(arch)))
 """
@@ -39,7 +39,7 @@ print("\\n".join(f"sm_{arch} {form.name}" for arch in SHARED for form in forms(a
 _PLANTED = """
 import dataclasses, json, sys
 sys.path.insert(0, sys.argv[1])
-from crisp.hw.devices.gpu.kernels.compiling import report
+from benchmarks.kernels.compiling import report
 from planted import FORMS
 for form in FORMS:
     print(json.dumps(dataclasses.asdict(report(form, 80))), flush=True)
@@ -87,7 +87,7 @@ def test_some_forms_of_every_kind_are_as_they_must_be(tmp_path: Path) -> None:
     for one in found:
         multiplied = "-row-" not in one.form
         assert one.mma == multiplied == bool(one.matrix), one
-        wide, every = one.counted("numbers")
+        wide, every = one.count_loads("numbers")
         assert wide == every >= 1, one
 
 

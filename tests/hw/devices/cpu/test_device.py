@@ -17,7 +17,7 @@ import pytest
 
 from crisp.errors import CrispError
 from crisp.hw.devices.cpu.device import CpuDevice
-from crisp.hw.devices.options import Options
+from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.devices.protocol import Copy
 from crisp.hw.errors import DeviceError
 from crisp.hw.replay import replay
@@ -27,19 +27,19 @@ from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
-from crisp.run.driver import relive
-from crisp.run.sinks import Everything
+from crisp.run.driver import replay_timeline
+from crisp.run.sinks import FullTimeline
 from crisp.run.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, PREFETCH
-from crisp.sim.hardware import profile as hardware
+from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from crisp.trace import Header, RoutingTrace
-from crisp.trace.fitting import fit
+from crisp.trace.fitting import fit_to_trace
 from tests.hw.sampled import peak
 
 pytest.importorskip("torch")
 pytest.importorskip("xxhash")
 
-TRACES = Path(__file__).parents[3] / "traces"
+TRACES = Path(__file__).parents[4] / "traces"
 TINY = TRACES / "tiny-mixtral"
 
 
@@ -60,21 +60,21 @@ def case(
     """Of 12 rows of the trace."""
     policy = named(name, unit=unit, **how)
     conditions = Conditions(granularity=granularity, batch=batch, limit=12)
-    spec = fit(store.spec, trace)
+    spec = fit_to_trace(store.spec, trace)
     return Case(trace, spec, policy, Budget.parse(budget), Profile.from_trace(trace), conditions)
 
 
 def test_an_oracle_is_refused(trace: RoutingTrace, store: Store) -> None:
     with pytest.raises(CrispError, match="cache belady is an oracle that no device can follow"):
-        replay(case(trace, store, "lru", "30%", cache="belady"), store, Options())
+        replay(case(trace, store, "lru", "30%", cache="belady"), store, DeviceOptions())
 
 
 def replayed(one: Case, store: Store, **how: Any) -> tuple[Any, list[list[int]], list[Any]]:
     """(timeline, residency after every event, outputs)."""
-    everything, states, outputs = Everything(), [], []
+    everything, states, outputs = FullTimeline(), [], []
     replay(
-        one, store, Options(**how), sinks=[everything],
-        watch=lambda scheduler: states.append(list(scheduler.store.resident)),
+        one, store, DeviceOptions(**how), sinks=[everything],
+        watch=lambda scheduler: states.append(list(scheduler.residency.resident)),
         outputs=lambda out: outputs.append(out.numpy().copy()),
     )  # fmt: skip
     return everything.rows, states, outputs
@@ -123,10 +123,10 @@ def test_it_decides_as_the_simulator_does(
 ) -> None:
     one = case(trace, store, name, budget, unit, granularity)
     rows, states, _ = replayed(one, store)
-    everything, expected = Everything(), list[list[int]]()
+    everything, expected = FullTimeline(), list[list[int]]()
     simulate(
-        one, hardware("rtx4090-pcie4"), sinks=[everything],
-        watch=lambda scheduler: expected.append(list(scheduler.store.resident)),
+        one, hardware_profile("rtx4090-pcie4"), sinks=[everything],
+        watch=lambda scheduler: expected.append(list(scheduler.residency.resident)),
     )  # fmt: skip
     assert of_kind(rows, LOAD) == of_kind(everything.rows, LOAD)
     assert sorted(of_kind(rows, COMPUTE)) == sorted(of_kind(everything.rows, COMPUTE))
@@ -144,15 +144,18 @@ def test_a_prefetching_run_can_be_lived_through_again(
 
     def residents(layer: int) -> list[int]:
         start = one.spec.moe_layers.index(layer) * one.spec.n_experts
-        return scheduler.store.resident[start : start + one.spec.n_experts]
+        return scheduler.residency.resident[start : start + one.spec.n_experts]
 
     def events() -> Any:
         for event in workload.events(one.steps()):
             yield event.layer, workload.tasks(event, residents), event.guess
 
     loads, again = [], list[list[int]]()
-    for load, _ in relive(
-        scheduler, events(), rows, lambda scheduler: again.append(list(scheduler.store.resident))
+    for load, _ in replay_timeline(
+        scheduler,
+        events(),
+        rows,
+        lambda scheduler: again.append(list(scheduler.residency.resident)),
     ):
         if load is not None:
             layer = one.spec.moe_layers[load.row]

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crisp.hw.devices.batch import Work
+from crisp.hw.devices.batch import ExpertBatch
 from crisp.hw.devices.cpu import kernels as cpu_kernels
 from crisp.hw.devices.cpu.arithmetic import Arithmetic
-from crisp.hw.devices.protocol import Piece
+from crisp.hw.devices.protocol import BlockRange
 from crisp.hw.store.packing import pack_synthetic
 from crisp.hw.store.reader import TYPES, Block, Store, views
 from crisp.model.spec import ModelSpec
@@ -87,9 +87,9 @@ def hidden(store: Store, rows: int, loud: float = 1) -> Any:
     return (loud * made).to(getattr(torch, TYPES[store.dtype]))
 
 
-def work(x: Any, widths: list[int]) -> Work:
+def work(x: Any, widths: list[int]) -> ExpertBatch:
     rows = np.arange(len(widths))
-    return Work(1, rows, np.array(widths), np.ones(len(widths), np.float32), x)
+    return ExpertBatch(1, rows, np.array(widths), np.ones(len(widths), np.float32), x)
 
 
 def weights(part: Block, which: int) -> Any:
@@ -139,7 +139,7 @@ def test_the_sum_is_that_of_double_precision(store: Store) -> None:
         x = hidden(store, rows)
         x[0] *= 30 if store.activation == "gpt_oss" else 1  # as far as its clamps, of both signs
         one = work(arithmetic.inputs(x), widths)
-        arithmetic.add(Piece(one, 0, slots[: max(widths)]))
+        arithmetic.add(BlockRange(one, 0, slots[: max(widths)]))
         for row, got in zip(one.rows, one.sums, strict=True):
             exact, size = expected(store, x[row], widths[row])
             terms = store.spec.d_model + store.spec.d_ff
@@ -163,7 +163,7 @@ def test_the_same_to_the_bit_in_pieces_or_at_once_anywhere_with_any_threads(stor
         ends = {0: [n_blocks], 1: [1, n_blocks]}.get(cuts, list(range(1, n_blocks + 1)))
         widest, first = len(one.counts), 0
         for end in dict.fromkeys(min(end, widest) for end in ends):
-            arithmetic.add(Piece(one, first, slots[first:end]))
+            arithmetic.add(BlockRange(one, first, slots[first:end]))
             first = end
         results.append(one.sums.copy())
         arithmetic.close()
@@ -177,10 +177,10 @@ def test_a_row_does_not_depend_on_those_beside_it(small: Store) -> None:
     arithmetic = Arithmetic(small, pool_of(small, slots, len(slots)), 1)
     x = hidden(small, 17)
     together = work(arithmetic.inputs(x), [1 + i % 7 for i in range(17)])
-    arithmetic.add(Piece(together, 0, slots))
+    arithmetic.add(BlockRange(together, 0, slots))
     for row, got in zip(together.rows, together.sums, strict=True):
         alone = work(arithmetic.inputs(x[row : row + 1]), [1 + int(row) % 7])
-        arithmetic.add(Piece(alone, 0, slots[: 1 + int(row) % 7]))
+        arithmetic.add(BlockRange(alone, 0, slots[: 1 + int(row) % 7]))
         np.testing.assert_array_equal(alone.sums[0], got)
 
 
@@ -191,7 +191,7 @@ def test_great_numbers_stay_what_they_are(small: Store) -> None:
     x = hidden(small, 2, loud=1e4)
     x[1, 5] = math.nan
     one = work(arithmetic.inputs(x), [7, 7])
-    arithmetic.add(Piece(one, 0, slots))
+    arithmetic.add(BlockRange(one, 0, slots))
     exact, size = expected(small, x[0], 7)
     assert np.abs(one.sums[0] - exact).max() <= 1e-5 * size.max()
     assert np.isnan(one.sums[1]).all()
@@ -228,17 +228,17 @@ def test_no_weight_is_copied(threads: int, dtype: str, tmp_path: Path, watched: 
     arithmetic = Arithmetic(store, pool_of(store, [0, 1], 2), threads)
     arithmetic.prepare()
     one = work(arithmetic.inputs(hidden(store, 1)), [2])
-    arithmetic.add(Piece(one, 0, [0]))
+    arithmetic.add(BlockRange(one, 0, [0]))
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
-    arithmetic.add(Piece(one, 1, [1]))
+    arithmetic.add(BlockRange(one, 1, [1]))
     assert tracemalloc.get_traced_memory()[1] - before < store.spec.block_bytes / 50
     arithmetic.close()
 
 
 def test_compiled_code_does_not_outlive_what_it_was_compiled_with() -> None:
-    """Numba asks whether cpu_kernels.py has changed, and of nothing else."""
-    folder = Path(cpu_kernels.__file__).parents[1]
-    for name in ("cpu_groups.py", "cpu_quantised.py"):
-        own = f"{name} {hashlib.sha256((folder / name).read_bytes()).hexdigest()[:16]}"
-        assert own in (folder / "cpu_kernels.py").read_text("utf-8"), f"write it there: {own}"
+    """Numba asks whether kernels.py has changed, and of nothing else."""
+    folder = Path(cpu_kernels.__file__).parent
+    for name in ("groups.py", "quantized.py"):
+        line = f"{name} {hashlib.sha256((folder / name).read_bytes()).hexdigest()[:16]}"
+        assert line in (folder / "kernels.py").read_text("utf-8"), f"write it there: {line}"

@@ -1,8 +1,9 @@
-"""Kernels compiled for GPUs that are not here, and what their machine code is like.
+"""Compile kernels for GPUs that are not here, and inspect their machine code.
 
-Triton and the ptxas that it brings need no driver and no GPU for that. What can be seen: whether
-registers suffice, whether the shared memory is there, whether weights are fetched 16 bytes at a
-time, and whether products are left to the tensor cores. Not what is right, nor how fast it is.
+Triton and the ptxas that it brings need no driver and no GPU for that. The machine code shows
+whether registers and shared memory suffice, whether weights are loaded 16 bytes at a time, and
+whether products are left to the tensor cores. It shows neither whether results are right nor how
+fast they are computed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from crisp.errors import CrispError
 from crisp.hw.devices.gpu.kernels.launch import SHARED
 
 if TYPE_CHECKING:
-    from crisp.hw.devices.gpu.kernels.forms import Form
+    from benchmarks.kernels.forms import Form
 
-WEIGHTS = "numbers"  # the argument from which a kernel takes them
+WEIGHTS = "numbers"  # the argument from which a kernel loads them
 WIDEST = 16  # bytes that one thread loads at once
 
 _ROOT = re.compile(r"ld\.param\.[bu]64\s+(%\w+), \[\w+_param_(\d+)\]")
@@ -42,8 +43,9 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 
 @dataclass(frozen=True)
 class Report:
-    """What one form became on one architecture. Counts are of instructions, as they are written:
-    one in a loop is one.
+    """One form as compiled for one architecture.
+
+    Counts are of instructions as they are written: one in a loop counts once.
     """
 
     form: str
@@ -55,15 +57,15 @@ class Report:
     shared: int  # bytes of a block of threads
     loads: tuple[tuple[str, int, int], ...]  # of the GPU's memory: argument, bytes, how many
     matrix: tuple[tuple[str, int], ...]  # products by the tensor cores: how many of each kind
-    mma: bool  # whether there must be such
+    mma: bool  # whether there must be such products
 
-    def counted(self, argument: str = "") -> tuple[int, int]:
-        """Loads of 16 bytes, and all loads; of those that may be from an argument, if one is given.
+    def count_loads(self, argument: str = "") -> tuple[int, int]:
+        """Return the number of loads of 16 bytes, and of all loads.
 
-        What is known to be from nowhere may be from anywhere.
+        argument: count only loads that may be from it; one of unknown origin may be.
         """
-        asked = [(size, n) for name, size, n in self.loads if not name or argument in name]
-        return sum(n for size, n in asked if size == WIDEST), sum(n for _, n in asked)
+        loads = [(size, n) for name, size, n in self.loads if not name or argument in name]
+        return sum(n for size, n in loads if size == WIDEST), sum(n for _, n in loads)
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -75,7 +77,7 @@ class Report:
             found.append(f"keeps {self.stack} bytes of a thread in memory")
         if self.shared > SHARED[self.arch]:
             found.append(f"takes {self.shared:,} bytes of shared memory, of {SHARED[self.arch]:,}")
-        wide, every = self.counted(WEIGHTS)
+        wide, every = self.count_loads(WEIGHTS)
         if wide < every or not every:
             found.append(f"loads weights {wide} of {every} times by {WIDEST} bytes")
         if self.mma and not self.matrix:
@@ -86,12 +88,20 @@ class Report:
         return tuple(found)
 
 
+def report_named(arch: int, name: str) -> Report:
+    """Compile the form of a name; for other processes, to which kernels cannot be sent."""
+    from benchmarks.kernels.forms import forms  # needs triton
+
+    (form,) = (form for form in forms(arch) if form.name == name)
+    return report(form, arch)
+
+
 def report(form: Form, arch: int) -> Report:
-    """Compile a form as it would be launched on an architecture, in some seconds.
+    """Compile a form as it would be launched on an architecture; this takes some seconds.
 
     Raises CrispError where Triton interprets kernels, so that there is nothing to compile.
     """
-    made, said = _compiled(form, arch)
+    made, said = _compile(form, arch)
     ptx = made.asm["ptx"]
     memory = zip(*_MEMORY.findall(said), strict=True)  # of the kernel, and of what it calls
     stack, stores, back = (sum(map(int, numbers)) for numbers in memory)
@@ -110,11 +120,10 @@ def report(form: Form, arch: int) -> Report:
 
 
 def loads(ptx: str, arguments: list[str]) -> tuple[tuple[str, int, int], ...]:
-    """How many loads from the GPU's memory there are, by argument and by the bytes that each gives
-    a thread.
+    """Count the loads from the GPU's memory: (argument, bytes for a thread, how many) of each kind.
 
-    arguments: of the kernel, in order. What an address was computed from tells which one it is
-    behind; numbers that were loaded are no part of that.
+    arguments: the kernel's, in order. The argument that a load is from follows from what its
+    address was computed from; numbers that were loaded are no part of that.
     """
     origins: dict[str, set[str]] = {}
     for register, number in _ROOT.findall(ptx):
@@ -134,8 +143,8 @@ def loads(ptx: str, arguments: list[str]) -> tuple[tuple[str, int, int], ...]:
     return tuple((name, size, n) for (name, size), n in sorted(found.items()))
 
 
-def _compiled(form: Form, arch: int) -> tuple[Any, str]:
-    """What Triton makes of it, and what ptxas says meanwhile: spills are told nowhere else."""
+def _compile(form: Form, arch: int) -> tuple[Any, str]:
+    """Return Triton's compiled kernel and ptxas's log, which alone tells of spilled registers."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -153,7 +162,7 @@ def _compiled(form: Form, arch: int) -> tuple[Any, str]:
     options = {"num_warps": form.num_warps, "num_stages": form.num_stages}
     target, knobs, said = GPUTarget("cuda", arch, 32), triton.knobs, io.StringIO()
     with knobs.compilation.scope(), knobs.nvidia.scope(), redirect_stdout(said):
-        knobs.compilation.always_compile = True  # what is in Triton's cache says nothing
+        knobs.compilation.always_compile = True  # there is no log of what comes from the cache
         knobs.nvidia.dump_ptxas_log = True
         made = triton.compile(source, target=target, options=options)
     return made, said.getvalue()

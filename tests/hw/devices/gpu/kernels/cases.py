@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from crisp.hw.devices.gpu.kernels.layout import Layout
+from crisp.hw.devices.gpu.kernels.layout import BlockLayout
 
 NAN = 0xFF  # of every byte: no number in any float format, scales included
 U32 = 2.0**-24  # the relative error of one rounding to float32, and of one to a half
@@ -40,7 +40,7 @@ class Case:
         )
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> BlockLayout:
         bits = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}[self.dtype]
         size = 3 * self.block * self.d * bits // 8
         if bits < 16:
@@ -49,11 +49,11 @@ class Case:
             size += 2 * self.block * max(bits, 16) // 8
         stride = 4096 * math.ceil(size / 4096)
         biases = self.activation == "gpt_oss"
-        return Layout(self.d, self.block, stride, self.dtype, self.activation, biases)
+        return BlockLayout(self.d, self.block, stride, self.dtype, self.activation, biases)
 
 
 @dataclass
-class Piece:
+class BlockRange:
     """What add_blocks is given, and what it must make of it."""
 
     case: Case
@@ -65,7 +65,7 @@ class Piece:
     bound: torch.Tensor  # of the error, each number's own
 
 
-def piece(case: Case) -> Piece:
+def piece(case: Case) -> BlockRange:
     """Random weights in scattered slots; whatever must not matter is NaN."""
     torch.manual_seed(5)
     n, layout = len(case.neurons), case.layout
@@ -82,10 +82,10 @@ def piece(case: Case) -> Piece:
         truth[:count] += partial
         bound[:count] += error + U32 * truth[:count].abs()
     table = slots, torch.tensor(case.counts).int(), torch.tensor(case.neurons).int()
-    return Piece(case, pool, table, x, before, truth, bound)
+    return BlockRange(case, pool, table, x, before, truth, bound)
 
 
-def check(given: Piece, add: Callable[..., None]) -> torch.Tensor:
+def check(given: BlockRange, add: Callable[..., None]) -> torch.Tensor:
     """The sums that ``add`` makes of a piece, which must be right; nothing else may change.
 
     Room between the kernels is NaN before. Whoever reads or writes behind anything, by a page at
@@ -114,7 +114,7 @@ def _before_a_wall(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(tensor.shape).copy_(tensor)
 
 
-def _fill(slot: torch.Tensor, layout: Layout, width: int) -> tuple[list[Any], list[Any]]:
+def _fill(slot: torch.Tensor, layout: BlockLayout, width: int) -> tuple[list[Any], list[Any]]:
     """Random weights of the leading neurons, written to a slot; float64 copies of them."""
     d, block = layout.d_model, layout.block
     if layout.dtype in TYPES:

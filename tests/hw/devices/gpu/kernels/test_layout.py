@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from crisp.hw.devices.gpu.kernels import Layout
+from crisp.hw.devices.gpu.kernels import BlockLayout
 from crisp.hw.devices.gpu.kernels.reference import matrix
 from crisp.hw.store.packing import pack_synthetic
 from crisp.hw.store.reader import views
@@ -29,14 +29,14 @@ def test_a_stores_own_views_begin_at_the_same_bytes(
     dtype: str, biases: bool, tmp_path: Path
 ) -> None:
     store = pack_synthetic(replace(SPEC, biases=biases), tmp_path / "store", dtype=dtype)
-    layout = Layout.of(store)
+    layout = BlockLayout.of(store)
     slot = torch.zeros(layout.stride, dtype=torch.uint8)
     parts = views(slot, store)
     matrices = [part.data_ptr() - slot.data_ptr() for part in parts[:3]]
     assert matrices == [i * layout.matrix_bytes for i in range(3)]
     if biases:
         assert parts.gate_bias.data_ptr() - slot.data_ptr() == layout.biases_at
-    if layout.quantised:
+    if layout.quantized:
         assert parts.scales.data_ptr() - slot.data_ptr() == layout.scales_at
 
 
@@ -56,4 +56,4 @@ def test_weights_of_a_packed_store(dtype: str, tmp_path: Path) -> None:
         if dtype != "bf16":
             scales = parts.scales[which].float().repeat_interleave(GROUP, -1)
             expected = expected * scales
-        assert torch.equal(matrix(Layout.of(store), slot, which), expected.float())
+        assert torch.equal(matrix(BlockLayout.of(store), slot, which), expected.float())

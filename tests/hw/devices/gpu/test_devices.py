@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from crisp.errors import CrispError
-from crisp.hw.decisions import Seen, relived
+from crisp.hw.decisions import DecisionLog, replay_decisions
 from crisp.hw.devices.gpu import cuda as cuda_module
 from crisp.hw.devices.gpu.arena import Arena
 from crisp.hw.devices.gpu.cuda import cuda
 from crisp.hw.devices.gpu.device import GpuDevice
 from crisp.hw.devices.gpu.sources import FromArena, FromDisk
 from crisp.hw.devices.gpu.unified import fastest, unified
-from crisp.hw.devices.options import Options
+from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.devices.protocol import WAYS
 from crisp.hw.errors import DeviceError
 from crisp.hw.replay import replay
@@ -27,18 +27,18 @@ from crisp.hw.store.reader import Store
 from crisp.policy import Budget, named
 from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
-from crisp.run.sinks import Everything
+from crisp.run.sinks import FullTimeline
 from crisp.run.timeline import BLOCKS, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD
-from crisp.sim.hardware import profile as hardware
+from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from crisp.trace import RoutingTrace
-from crisp.trace.fitting import fit
-from tests.hw.devices.fake_streams import FakeEvent, FakeStreams
+from crisp.trace.fitting import fit_to_trace
+from tests.hw.devices.gpu.fake_streams import FakeEvent, FakeStreams
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("xxhash")
 
-TRACES = Path(__file__).parents[3] / "traces"
+TRACES = Path(__file__).parents[4] / "traces"
 Opens = Callable[[FakeStreams, Store, int], GpuDevice]
 
 DEVICES: dict[str, Opens] = {
@@ -64,13 +64,15 @@ def store(tmp_path_factory: pytest.TempPathFactory, trace: RoutingTrace) -> Stor
 
 def case(trace: RoutingTrace, store: Store, name: str, budget: str, **how: Any) -> Case:
     conditions = Conditions(how.pop("granularity", "block"), batch=how.pop("batch", 1), limit=8)
-    policy, spec = named(name, **how), fit(store.spec, trace)
+    policy, spec = named(name, **how), fit_to_trace(store.spec, trace)
     return Case(trace, spec, policy, Budget.parse(budget), Profile.from_trace(trace), conditions)
 
 
-def replayed(one: Case, store: Store, opens: Opens, seed: int) -> tuple[list[Any], Seen, Any]:
+def replayed(
+    one: Case, store: Store, opens: Opens, seed: int
+) -> tuple[list[Any], DecisionLog, Any]:
     """(outputs, what was decided, the run)."""
-    streams, outputs, seen = FakeStreams(seed), list[Any](), Seen()
+    streams, outputs, seen = FakeStreams(seed), list[Any](), DecisionLog()
     options: Any = SimpleNamespace(open=lambda own, slots: opens(streams, own, slots))
     run = replay(
         one, store, options, sinks=[seen.sink], watch=seen.watch,
@@ -83,7 +85,7 @@ def replayed(one: Case, store: Store, opens: Opens, seed: int) -> tuple[list[Any
 def expected(one: Case, store: Store) -> list[Any]:
     """The cpu device's outputs."""
     outputs: list[Any] = []
-    replay(one, store, Options(), outputs=lambda out: outputs.append(out.numpy().copy()))
+    replay(one, store, DeviceOptions(), outputs=lambda out: outputs.append(out.numpy().copy()))
     return outputs
 
 
@@ -117,8 +119,8 @@ def test_outputs_are_the_cpus_in_whatever_order_streams_run(
 def test_it_decides_as_the_simulator_does(trace: RoutingTrace, store: Store, device: str) -> None:
     one = case(trace, store, "crisp", "15%", unit="block", width="full")
     _, seen, _ = replayed(one, store, DEVICES[device], 0)
-    everything = Everything()
-    simulate(one, hardware("rtx4090-pcie4"), sinks=[everything])
+    everything = FullTimeline()
+    simulate(one, hardware_profile("rtx4090-pcie4"), sinks=[everything])
     columns = [EVENT, LAYER_ID, EXPERT, FIRST, BLOCKS]
     loads = [rows[rows[:, KIND] == LOAD][:, columns] for rows in (everything.rows, seen.sink.rows)]
     assert np.array_equal(*loads)
@@ -131,7 +133,7 @@ def test_a_run_that_prefetches_can_be_lived_through_again(
     one = case(trace, store, "mo", "10%", prefetch="guess")
     outputs, seen, _ = replayed(one, store, cuda, seed)
     assert same(outputs, expected(one, store))
-    assert relived(one, seen)
+    assert replay_decisions(one, seen)
 
 
 # -- a wait that is missing is found -----------------------------------------------------------
@@ -160,11 +162,11 @@ class Hasty(FakeStreams):
             super().wait(event)
 
 
-FROM_ARENA, LAUNCH, THROUGH = FromArena.begin, GpuDevice._launch, FromDisk._through
+FROM_ARENA, LAUNCH, THROUGH = FromArena.begin, GpuDevice._launch, FromDisk._copy_through_buffers
 
 
 def without_turns(self: Any, stream: Any, request: Any) -> None:
-    """FromDisk._through, but a buffer is filled again while it is still being copied."""
+    """As FromDisk does, but a buffer is filled again while it is still being copied."""
     self._copied = _Nothing()
     THROUGH(self, stream, request)
 
@@ -185,7 +187,7 @@ def plants(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
         elif fault == "kernels":
             monkeypatch.setattr(GpuDevice, "_launch", launches_unseen)
         elif fault == "buffers":
-            monkeypatch.setattr(FromDisk, "_through", without_turns)
+            monkeypatch.setattr(FromDisk, "_copy_through_buffers", without_turns)
         else:
             monkeypatch.setattr(Hasty, "leaves_out", fault)
 
@@ -277,22 +279,25 @@ def test_without_room_for_the_weights_they_come_from_the_disk(
         (store.spec.routed_bytes - 1, ("disk",)),
     ):
         monkeypatch.setattr(
-            "crisp.hw.devices.gpu.unified.available", lambda room=room: room + cuda_module.HEADROOM
+            "crisp.hw.devices.gpu.unified.available_bytes",
+            lambda room=room: room + cuda_module.HEADROOM,
         )
         device = unified(FakeStreams(0), store, 20)
         assert device.describe()["loads_from"] in ways
         device.close()
-        monkeypatch.setattr(cuda_module, "available", lambda room=room: room + cuda_module.HEADROOM)
+        monkeypatch.setattr(
+            cuda_module, "available_bytes", lambda room=room: room + cuda_module.HEADROOM
+        )
         device = cuda(FakeStreams(0), store, 20)
         assert device.describe()["loads_from"] == ("disk" if ways == ("disk",) else "memory")
         device.close()
     monkeypatch.setattr(
-        "crisp.hw.devices.gpu.unified.available", lambda: pool - 1 + cuda_module.HEADROOM
+        "crisp.hw.devices.gpu.unified.available_bytes", lambda: pool - 1 + cuda_module.HEADROOM
     )
     with pytest.raises(CrispError, match=r"of memory are needed.*are left to the system"):
         unified(FakeStreams(0), store, 20)
     with pytest.raises(CrispError, match="did you mean 'mapped'"):
-        Options("unified", loads_from="maped")
+        DeviceOptions("unified", loads_from="maped")
 
 
 def test_the_faster_way_with_every_other_use_a_hit() -> None:

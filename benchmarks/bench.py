@@ -1,4 +1,4 @@
-"""Times the simulator against a bare SimPy loop, both in this run, as a ratio.
+"""Time the simulator against a bare SimPy loop, both in this run, as a ratio.
 
 Run it with `make bench`. The bare loop is what one writes first: a process for each expert, a
 resource for the link and one for compute, nothing decided and nothing recorded. The simulator runs
@@ -41,7 +41,7 @@ REPEATS = 7
 
 
 def trace(tokens: int) -> RoutingTrace:
-    """Skewed random routing: expert e is the less wanted the higher its number."""
+    """Return skewed random routing: the higher its number, the rarer an expert."""
     random, skew = np.random.default_rng(0), np.linspace(0, 0.6, EXPERTS)
     experts = np.empty((tokens, LAYERS, TOP_K), np.int16)
     for token in experts:  # one at a time: the peak of memory is measured too
@@ -56,7 +56,7 @@ def trace(tokens: int) -> RoutingTrace:
 
 
 def bare_loop(tokens: int) -> None:
-    """Two experts a layer, loaded and computed by a process each, then a barrier."""
+    """Run two experts a layer, loaded and computed by a process each, then a barrier."""
     env = simpy.Environment()
     link, compute = simpy.Resource(env), simpy.Resource(env)
 
@@ -75,38 +75,38 @@ def bare_loop(tokens: int) -> None:
     env.run()
 
 
-def case(made: RoutingTrace, policy: str) -> Case:
-    """A trace under a policy."""
-    spec = fit_to_trace(ModelSpec.named("mixtral-8x7b"), made)
-    counts = Profile.from_trace(made.select(slice(0, 200)))
-    return LoadedInputs(made, counts).case(spec, named(policy), Budget.parse("10%"))
+def case(routing: RoutingTrace, policy: str) -> Case:
+    """Return the case of a trace under a policy."""
+    spec = fit_to_trace(ModelSpec.named("mixtral-8x7b"), routing)
+    counts = Profile.from_trace(routing.select(slice(0, 200)))
+    return LoadedInputs(routing, counts).case(spec, named(policy), Budget.parse("10%"))
 
 
-def simulator(made: RoutingTrace, out: Path) -> None:
-    """The whole run: plan, events, decisions, timeline, metrics."""
+def simulator(routing: RoutingTrace, out: Path) -> None:
+    """Run the whole simulation: plan, events, decisions, timeline, metrics."""
     with parquet(out) as sink:
-        simulate(case(made, "crisp"), hardware_profile("paper-table1"), sinks=[sink])
+        simulate(case(routing, "crisp"), hardware_profile("paper-table1"), sinks=[sink])
 
 
-def without_timeline(run: Callable[..., Run], made: RoutingTrace, policy: str) -> float:
-    """Tokens/s of the whole run but for its timeline, the fastest of some."""
-    run(case(made.select(slice(0, 10)), policy), hardware_profile("paper-table1"))  # compiles
+def without_timeline(run: Callable[..., Run], routing: RoutingTrace, policy: str) -> float:
+    """Return tokens/s of the whole run but for its timeline, the fastest of some."""
+    run(case(routing.select(slice(0, 10)), policy), hardware_profile("paper-table1"))  # compiles
     times = [
-        seconds(lambda: run(case(made, policy), hardware_profile("paper-table1")))
+        seconds(lambda: run(case(routing, policy), hardware_profile("paper-table1")))
         for _ in range(REPEATS)
     ]
-    return made.rows / min(times)
+    return routing.rows / min(times)
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Processor time, which other jobs on the machine disturb least."""
+    """Return the processor time of the work, which other jobs disturb least."""
     begin = time.process_time()
     work()
     return time.process_time() - begin
 
 
 def peak_mb(tokens: int) -> float:
-    """Peak memory of a process that simulates so many tokens, timeline to a file."""
+    """Return the peak memory, MB, of a process that simulates so many tokens."""
     done = subprocess.run(
         [sys.executable, __file__, "--peak", str(tokens)],
         check=True,
@@ -118,7 +118,7 @@ def peak_mb(tokens: int) -> float:
 
 def main() -> None:
     """Print both rates, their ratio, and memory against the length of the trace."""
-    made = trace(TOKENS)
+    routing = trace(TOKENS)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "timeline.parquet"
         if sys.argv[1:2] == ["--peak"]:
@@ -126,7 +126,7 @@ def main() -> None:
             print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
             return
         pairs = [
-            (seconds(lambda: bare_loop(TOKENS)), seconds(lambda: simulator(made, out)))
+            (seconds(lambda: bare_loop(TOKENS)), seconds(lambda: simulator(routing, out)))
             for _ in range(REPEATS)
         ]
     ratios = sorted(bare / ours for bare, ours in pairs)
@@ -141,7 +141,7 @@ def main() -> None:
     print(f"without a timeline, fastest of {REPEATS}; the fast replay over {FAST_TOKENS} tokens:")
     for policy in ("lru", "crisp"):
         model, fast = (
-            without_timeline(simulate, made, policy),
+            without_timeline(simulate, routing, policy),
             without_timeline(fast_simulate, long, policy),
         )
         print(f"  {policy:<6} SimPy model {model:6.0f} tokens/s, fast replay {fast:7.0f} tokens/s, "

@@ -48,8 +48,11 @@ def main() -> None:
                 columns = [metrics[f"{part}_us_per_{per}"] or 0
                            for per in ("event", "token") for part in PARTS]  # fmt: skip
                 figures = "  ".join(f"{figure:6g}" for figure in paper)
-                print(f"{model} {policy} {granularity}".ljust(28)
-                      + "".join(f"{column:11.1f}" for column in columns) + f"  {figures}")  # fmt: skip
+                print(
+                    f"{model} {policy} {granularity}".ljust(28)
+                    + "".join(f"{column:11.1f}" for column in columns)
+                    + f"  {figures}"
+                )
 
 
 def small(spec: ModelSpec) -> ModelSpec:

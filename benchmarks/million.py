@@ -1,8 +1,8 @@
-"""Times the fast replay of a million tokens: 5 budgets x 8 policies at Mixtral's size.
+"""Time the fast replay of a million tokens: 5 budgets x 8 policies at Mixtral's size.
 
 Run it with `make million`. The trace is drawn as `crisp trace synth` draws it, from statistics of a
 real Mixtral where DIR/traces holds them, else from even shares; it lies in a file that every worker
-maps, and is read in batches. Each run is told its bounds, as always. Printed are minutes, and the
+maps, and is read in batches. Each run computes its bounds, as always. Printed are minutes, and the
 peak of memory of every process together.
 """
 
@@ -44,7 +44,7 @@ POLICIES = {
 
 
 def chains(data: Path | None) -> dict[int, statistics.PairChain]:
-    """The routing of each layer: real statistics in ``data``, else every pair as often."""
+    """Return the routing of each layer: real statistics in ``data``, else every pair as often."""
     if data is not None:
         names = ("mixtral-8x7b-pair-counts.csv", "mixtral-8x7b-persistence.csv")
         return statistics.read_chains(*(data / "traces" / name for name in names))
@@ -63,7 +63,7 @@ def loaded(folder: Path) -> Setup:
 
 
 def one(folder: Path, policy: str, budget: str) -> tuple[str, str, Run, float, int]:
-    """A run (without its steps), its seconds, and the peak of this process in KiB."""
+    """Return a run (without its steps), its seconds, and the peak of this process in KiB."""
     begin = time.perf_counter()
     setup = loaded(folder)
     case = setup.case(setup.policy(policy.split()[0], **POLICIES[policy]), budget)
@@ -80,21 +80,21 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder with traces/")
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--workers", type=int, default=2)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder, drawn = Path(name), chains(asked.data)
-        for seed, (what, tokens) in enumerate((("counted", COUNTED), ("whole", asked.tokens))):
+        folder, drawn = Path(name), chains(arguments.data)
+        for seed, (what, tokens) in enumerate((("counted", COUNTED), ("whole", arguments.tokens))):
             texts = max(1, tokens // SEQUENCE)
             synthesize(drawn, tokens, seed, sequences=texts).save(
                 folder / f"{what}.trace.safetensors"
             )
         size = (folder / "whole.trace.safetensors").stat().st_size
-        print(f"{asked.tokens:,} tokens, {LAYERS} layers, {size / 1e6:.0f} MB; "
+        print(f"{arguments.tokens:,} tokens, {LAYERS} layers, {size / 1e6:.0f} MB; "
               f"{len(BUDGETS)} budgets x {len(POLICIES)} policies")  # fmt: skip
         begin = time.perf_counter()
         cells = [(folder, policy, share) for policy in POLICIES for share in BUDGETS]
         seconds = peak = 0.0
-        with ProcessPoolExecutor(asked.workers, mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
             for policy, share, run, took, kib in pool.map(one, *zip(*cells, strict=True)):
                 loaded, least = (
                     run.metrics[f"{name}_per_token"] or 0 for name in ("bytes", "belady_bytes")
@@ -103,11 +103,12 @@ def main() -> None:
                       f"Belady {least / 1e9:6.2f}, {kib / 1024:5.0f} MB", flush=True)  # fmt: skip
                 seconds, peak = seconds + took, max(peak, kib / 1024)
         minutes = (time.perf_counter() - begin) / 60
-    rate = asked.tokens * len(cells) / seconds
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{minutes:.1f} minutes with {asked.workers} workers, {rate:,.0f} tokens/s each; "
+    rate = arguments.tokens * len(cells) / seconds
+    own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    together = arguments.workers * peak + own_peak
+    print(f"{minutes:.1f} minutes with {arguments.workers} workers, {rate:,.0f} tokens/s each; "
           f"peak memory {peak:.0f} MB a worker, of which the mapped trace is {size / 1e6:.0f}, and "
-          f"{own:.0f} MB to draw the trace: {asked.workers * peak + own:.0f} MB together "
+          f"{own_peak:.0f} MB to draw the trace: {together:.0f} MB together "
           f"(aim: below 2000)")  # fmt: skip
 
 

@@ -1,9 +1,9 @@
-"""Times preparation against plain work, both in this run, as ratios. Run it with `make bench`.
+"""Time preparation against plain work, both in this run, as ratios. Run it with `make bench`.
 
 Calibration (counts, importance, sizes of what experts add) against a plain forward pass with
 `eager` experts, both without the language-model head; and reordering a checkpoint, with its hash,
 against copying the file. Reordering leaves its result on the disk, and so does the copy it is
-compared with; what a copy takes that only reaches the page cache is printed beside.
+compared with; the time of a copy that only reaches the page cache is printed beside.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import torch
 import transformers
 
 from crisp.adapter import expert_layout
-from crisp.text_windows import TokenWindows
 from crisp.prepare.calibration import batch_windows, calibrate, to_token_ids
 from crisp.prepare.reorder import reorder
+from crisp.text_windows import TokenWindows
 
 TINY = Path(__file__).parents[1] / "traces" / "tiny-mixtral"
 REPEATS = 9
@@ -34,7 +34,7 @@ Work = Mapping[str, Callable[[], object]]
 
 
 def taken_in_turns(work: Work, clock: Callable[[], float]) -> dict[str, list[float]]:
-    """Seconds of each work, repeat by repeat, after one that is not counted."""
+    """Return the seconds of each work, repeat by repeat, after one that is not counted."""
     times: dict[str, list[float]] = {name: [] for name in work}
     for repeat in range(-1, REPEATS):
         for name, call in work.items() if repeat % 2 else reversed(work.items()):
@@ -46,7 +46,7 @@ def taken_in_turns(work: Work, clock: Callable[[], float]) -> dict[str, list[flo
 
 
 def ratio(plain: Sequence[float], ours: Sequence[float]) -> str:
-    """Of speeds: fastest of each, and pair by pair."""
+    """Return the ratio of speeds: fastest of each, and pair by pair."""
     pairs = sorted(a / b for a, b in zip(plain, ours, strict=True))
     return (
         f"{min(plain) / min(ours):5.2f}  (pair by pair {pairs[len(pairs) // 2]:.2f}, "
@@ -55,25 +55,25 @@ def ratio(plain: Sequence[float], ours: Sequence[float]) -> str:
 
 
 def small() -> Any:
-    """The trained model of the repository."""
+    """Return the trained model of the repository."""
     return transformers.AutoModelForCausalLM.from_pretrained(
         TINY, dtype=torch.float32, experts_implementation="eager"
     ).eval()
 
 
 def large() -> Any:
-    """A random Mixtral whose experts are large enough to count."""
+    """Return a random Mixtral whose experts are large enough to count."""
     config = transformers.MixtralConfig(
         vocab_size=2048, hidden_size=512, intermediate_size=1792, num_hidden_layers=4,
         num_attention_heads=8, num_key_value_heads=4, num_local_experts=EXPERTS,
     )  # fmt: skip
     torch.manual_seed(0)
-    made = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager")
-    return made.eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager")
+    return model.eval()
 
 
 def calibration(model: Any) -> dict[str, list[float]]:
-    """Processor time of a plain pass and of one that calibrates."""
+    """Return the processor time of a plain pass and of one that calibrates."""
     random = np.random.default_rng(0)
     cut = [random.integers(3, 2048, WINDOW) for _ in range(TOKENS // WINDOW)]
     windows = TokenWindows(cut, [WINDOW - 1] * len(cut), [0] * len(cut), [], WINDOW, WINDOW)
@@ -88,25 +88,25 @@ def calibration(model: Any) -> dict[str, list[float]]:
 
 
 def checkpoint(folder: Path) -> Any:
-    """Write a random Mixtral, one tensor per expert, in one file; its layout."""
+    """Write a random Mixtral, one tensor per expert, in one file; return its layout."""
     config = transformers.MixtralConfig(
         vocab_size=512, hidden_size=D_MODEL, intermediate_size=D_FF, num_hidden_layers=LAYERS,
         num_attention_heads=8, num_key_value_heads=2, num_local_experts=EXPERTS,
     )  # fmt: skip
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    found = expert_layout(model)
+    layout = expert_layout(model)
     model.to_empty(device="cpu")
     for weight in model.parameters():
         weight.data.normal_(std=0.02)
     model.save_pretrained(folder, max_shard_size="100GB")
-    return found
+    return layout
 
 
 def reordering(folder: Path) -> dict[str, list[float]]:
-    """Time of copying the file, of copying it to the disk, and of reordering it."""
+    """Return the times of copying the file, of copying it to the disk, and of reordering it."""
     source, out, copy = folder / "source", folder / "out", folder / "copy"
-    found = checkpoint(source)
+    layout = checkpoint(source)
     random = np.random.default_rng(0)
     orders = {
         layer: np.stack([random.permutation(D_FF) for _ in range(EXPERTS)])
@@ -122,7 +122,7 @@ def reordering(folder: Path) -> dict[str, list[float]]:
 
     def ours() -> None:
         out.mkdir()
-        reorder(source, out, orders, found)
+        reorder(source, out, orders, layout)
         shutil.rmtree(out)
 
     work = {"cached": lambda: copied(False), "copy": lambda: copied(True), "ours": ours}
@@ -133,8 +133,8 @@ def main() -> None:
     """Print the ratios; the aims are 0.7 and 0.6."""
     transformers.utils.logging.disable_progress_bar()
     print(f"calibration against a plain pass of {TOKENS} tokens, processor time, {REPEATS} pairs:")
-    for name, made in (("tiny-mixtral", small), ("d_model 512, d_ff 1792", large)):
-        times = calibration(made())
+    for name, make_model in (("tiny-mixtral", small), ("d_model 512, d_ff 1792", large)):
+        times = calibration(make_model())
         print(f"  {name:24} {ratio(times['plain'], times['ours'])}  (aim: at least 0.7)")
     with tempfile.TemporaryDirectory() as folder:
         times = reordering(Path(folder))

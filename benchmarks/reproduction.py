@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def statistics(folder: Path) -> dict[str, Any]:
-    """Means over the layers; which pairs are frequent is not kept, and no layer on its own."""
+    """Return means over the layers; neither frequent pairs nor single layers are kept."""
     chains = read_chains(folder / PAIRS, folder / PERSISTENCE)
     n = EXPERTS * (EXPERTS - 1) // 2
     shares = np.zeros((len(chains), n))
@@ -74,16 +74,17 @@ def statistics(folder: Path) -> dict[str, Any]:
 
 
 def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
+    """Return the least, mean and greatest value."""
     return [round(float(value), DIGITS) for value in (values.min(), values.mean(), values.max())]
 
 
 def deciding() -> dict[str, Any]:
-    """us a token of the policy crisp at a budget of 25 %, of each model's counts."""
+    """Return us a token of the policy crisp at a budget of 25 %, for each model's counts."""
     from crisp.hw.devices.options import DeviceOptions
     from crisp.hw.replay import replay
     from crisp.hw.store.packing import pack_synthetic
 
-    found = {}
+    us_a_token = {}
     for model in PAPER:
         spec = small(ModelSpec.named(model))
         trace = routing(spec)
@@ -94,9 +95,12 @@ def deciding() -> dict[str, Any]:
                 Conditions("expert"),
             )  # fmt: skip
             measured = [replay(case, store, DeviceOptions()).metrics for _ in range(TIMES)]
-        spent = [[float(own[f"{part}_us_per_token"] or 0) for part in PARTS] for own in measured]
-        found[model] = [round(us, 1) for us in min(spent, key=sum)]
-    return {"machine": f"{platform.machine()} CPU, {os.cpu_count()} cores", "us_a_token": found}
+        spent = [[float(run[f"{part}_us_per_token"] or 0) for part in PARTS] for run in measured]
+        us_a_token[model] = [round(us, 1) for us in min(spent, key=sum)]
+    return {
+        "machine": f"{platform.machine()} CPU, {os.cpu_count()} cores",
+        "us_a_token": us_a_token,
+    }
 
 
 if __name__ == "__main__":

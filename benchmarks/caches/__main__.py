@@ -38,19 +38,19 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help=f"the folder with {TABLE}")
     parser.add_argument("--jobs", type=int, default=-1, help="processes; -1: one a core")
     parser.add_argument("--render", action="store_true", help="only write the page anew")
-    asked = parser.parse_args()
-    if asked.render:
+    arguments = parser.parse_args()
+    if arguments.render:
         write(ROOT, json.loads((ROOT / CONTENT).read_text(encoding="utf-8")))
         return
     try:
         with tempfile.TemporaryDirectory() as folder:
-            write(ROOT, counted(asked.data, Path(folder), asked.jobs))
+            write(ROOT, counted(arguments.data, Path(folder), arguments.jobs))
     except CrispError as error:
         parser.exit(2, f"error: {error}\n")
 
 
 def counted(data: Path | None, folder: Path, jobs: int) -> dict[str, Any]:
-    """All figures, as docs/caches.json has them."""
+    """Run all cells; return all figures, as docs/caches.json has them."""
     real = None
     if data is not None:
         real = folder / f"{REAL}.trace.safetensors"

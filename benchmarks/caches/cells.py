@@ -1,4 +1,4 @@
-"""What is run: the cells of the page's tables, and how each is counted."""
+"""The cells of the page's tables, and how each is run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ RECORDED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One run. ``policy``: the name, and the parts that replace its own."""
+    """A run of the page. ``policy``: the name, and the parts that replace its own."""
 
     section: str
     trace: str
@@ -70,15 +70,15 @@ class Cell:
     batch: int = 1
 
     def named(self) -> dict[str, Any]:
-        """What it is, for the record."""
+        """Return what the run is, for its record."""
         name, parts = self.policy
-        own = {part: getattr(self, part) for part in RECORDED[self.section][0]}
+        parts_recorded = {part: getattr(self, part) for part in RECORDED[self.section][0]}
         shown = {"section": self.section, "trace": self.trace, "budget": self.budget}
-        return {**shown, "policy": name, **parts, **own}
+        return {**shown, "policy": name, **parts, **parts_recorded}
 
 
 def cells(real: bool) -> Iterator[Cell]:
-    """All runs of the page; real: whether the trace of gpt-oss-20b is there."""
+    """Yield all runs of the page; real: whether the trace of gpt-oss-20b is there."""
     small = [f"{model}-{text}" for model in BUNDLED for text in TEXTS]
     for trace in [*small, *([REAL] if real else [])]:
         for name in CACHES:
@@ -113,20 +113,23 @@ def inputs_of(file: Path) -> LoadedInputs:
 
 
 def geometry(trace: str, routing: RoutingTrace, sized: bool) -> ModelSpec:
-    """The model a trace is run with; sized: experts as large as those of a model in use."""
+    """Return the model that a trace is run with.
+
+    sized: experts as large as those of a model in use.
+    """
     if trace == REAL:
         return fit_to_trace(ModelSpec.named(REAL), routing)
     if sized:
-        of = ModelSpec.named(SIZES[trace.rpartition("-")[0]]).with_(bits=BITS)
+        model = ModelSpec.named(SIZES[trace.rpartition("-")[0]]).with_(bits=BITS)
         return fit_to_trace(
-            replace(of, n_experts=routing.header.n_experts, top_k=routing.k), routing
+            replace(model, n_experts=routing.header.n_experts, top_k=routing.k), routing
         )
     assert routing.header.spec is not None
     return fit_to_trace(ModelSpec.from_dict(routing.header.spec, trace), routing)
 
 
 def file_of(trace: str, real: Path | None) -> Path:
-    """Where a trace lies; real: the trace of gpt-oss-20b."""
+    """Return the file of a trace; real: that of gpt-oss-20b."""
     if trace == REAL:
         assert real is not None
         return real
@@ -134,7 +137,7 @@ def file_of(trace: str, real: Path | None) -> Path:
 
 
 def by_access(trace: RoutingTrace) -> RoutingTrace:
-    """The same accesses, one expert at a time: a row for each of a token's experts, by rank."""
+    """Return the same accesses one expert at a time: a row for each of a token's experts."""
     rows, layers, k = trace.experts.shape
     return RoutingTrace(
         experts=np.ascontiguousarray(trace.experts.transpose(0, 2, 1)).reshape(-1, layers, 1),
@@ -149,7 +152,7 @@ _accesses = lru_cache(maxsize=1)(by_access)
 
 
 def hardware(name: str) -> HardwareProfile:
-    """A shipped profile, or Table 1 with the times of loading and computing exchanged."""
+    """Return a shipped profile, or Table 1 with the times of loading and computing exchanged."""
     if name != EXCHANGED:
         return hardware_profile(name)
     shipped = hardware_profile("paper-table1")
@@ -159,7 +162,7 @@ def hardware(name: str) -> HardwareProfile:
 
 
 def case_of(cell: Cell, real: Path | None) -> Case:
-    """What a cell runs."""
+    """Return the case that a cell runs."""
     inputs = inputs_of(file_of(cell.trace, real))
     k = inputs.trace.k
     spec = geometry(cell.trace, inputs.trace, sized=cell.section in ("prefetchers", "orders"))
@@ -173,22 +176,22 @@ def case_of(cell: Cell, real: Path | None) -> Case:
 
 
 def run(cell: Cell, real: Path | None) -> dict[str, Any]:
-    """A cell's record: what it is, and what was counted."""
+    """Run a cell; return its record: what it is, and what was counted."""
     case = case_of(cell, real)
-    told = cell.named() | {"n_blocks": case.spec.n_blocks}
+    record = cell.named() | {"n_blocks": case.spec.n_blocks}
     tokens, cache = len(case.rows()), case.policy.cache.name
     if cell.by_access:
         tokens //= inputs_of(file_of(cell.trace, real)).trace.k
         if cache in theirs.NAMES:
-            told |= _theirs(case)
-    told["tokens"] = tokens
+            record |= _theirs(case)
+    record["tokens"] = tokens
     if cache == "belady-forced":
         future = _future(cell.trace, cell.by_access, real)
-        return told | {"blocks_loaded": forced(case, future)}
+        return record | {"blocks_loaded": forced(case, future)}
     metrics = fast_simulate(case, hardware(cell.machine)).metrics
     fewest = metrics["belady_bytes_per_token"] * metrics["tokens"] / case.spec.block_bytes
     kept = {name: metrics[name] for name in ("blocks_loaded", *RECORDED[cell.section][1])}
-    return told | kept | {"belady_blocks": round(fewest)}
+    return record | kept | {"belady_blocks": round(fewest)}
 
 
 def _theirs(case: Case) -> dict[str, Any]:
@@ -199,12 +202,15 @@ def _theirs(case: Case) -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def _future(trace: str, by_access: bool, real: Path | None) -> Future:
-    """All tasks of a trace at full width."""
+    """Return all tasks of a trace at full width."""
     return case_of(Cell("caches", trace, ("lru", {}), "100%", by_access=by_access), real).future()
 
 
 def forced(case: Case, future: Future) -> int:
-    """Blocks that belady-forced loads at full width: its own rule, event after event."""
+    """Count the blocks that belady-forced loads at full width, event after event.
+
+    It keeps to its own rule.
+    """
     spec, cache = case.spec, case.policy.cache
     assert isinstance(case.policy.width, Full) and cache.scope == "layer"
     first, room = np.array(future.first), np.array(case.capacity())

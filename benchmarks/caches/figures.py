@@ -10,42 +10,42 @@ ORACLE = "belady"
 
 
 class Runs:
-    """Records that can be asked for by what they are; several texts of one model are added up."""
+    """Records that can be selected by what they are; several texts of one model are added up."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = list(records)
 
     def of(self, **what: Any) -> Runs:
-        """Those that are so; a missing part is None."""
+        """Return the records with these parts; a missing part is None."""
         return Runs(
             one for one in self.records if all(one.get(key) == own for key, own in what.items())
         )
 
     def of_model(self, model: str) -> Runs:
-        """Those of one model's traces."""
+        """Return the records of one model's traces."""
         return Runs(one for one in self.records if model_of(one["trace"]) == model)
 
     def values(self, key: str) -> list[Any]:
-        """What there is of something, in the order of the runs."""
+        """Return the distinct values of a part, in the order of the runs."""
         return list(dict.fromkeys(one.get(key) for one in self.records))
 
     def sum(self, key: str) -> float:
-        """Of all runs together."""
+        """Return the sum of a metric over all runs."""
         return float(sum(one[key] for one in self.records))
 
     @property
     def loads(self) -> float:
-        """Experts loaded a token."""
+        """The experts loaded a token."""
         return self._experts("blocks_loaded")
 
     @property
     def fewest(self) -> float:
-        """Experts a token that the best of all caches would load for the same tasks."""
+        """The experts a token that the best of all caches would load for the same tasks."""
         return self._experts("belady_blocks")
 
     @property
     def speed(self) -> float:
-        """Tokens a second."""
+        """The tokens a second."""
         return 1e9 * self.sum("tokens") / self.sum("total_ns")
 
     def _experts(self, key: str) -> float:
@@ -54,18 +54,18 @@ class Runs:
 
 
 def model_of(trace: str) -> str:
-    """The model a trace is of: the bundled ones have a text after their name."""
+    """Return the model of a trace: the bundled ones have a text after their name."""
     return trace.rpartition("-")[0] if trace.startswith("tiny-") else trace
 
 
 def models(runs: Runs) -> list[str]:
-    """All models, those that come with the project last."""
+    """Return all models, those that come with the project last."""
     found = dict.fromkeys(map(model_of, runs.values("trace")))
     return sorted(found, key=lambda model: model.startswith("tiny-"))
 
 
 def replayed(runs: Runs, budget: str, cache: str) -> tuple[float, float]:
-    """Loads a token of a cache, event by event and access by access."""
+    """Return the loads a token of a cache, event by event and access by access."""
     found = []
     for by_access in (False, True):
         own = runs.of(budget=budget, by_access=by_access)
@@ -74,13 +74,13 @@ def replayed(runs: Runs, budget: str, cache: str) -> tuple[float, float]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown; the first column is text, the others are numbers."""
+    """Return a Markdown table; the first column is text, the others are numbers."""
     lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def signed(share: float, digits: int = 1) -> str:
-    """Per cent.
+    """Format a share in per cent, with its sign.
 
     >>> signed(0.234), signed(-0.0004)
     ('+23.4 %', '0.0 %')
@@ -90,7 +90,7 @@ def signed(share: float, digits: int = 1) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits or more.
+    """Format with three digits or more.
 
     >>> number(60.357), number(9.8266), number(0.41)
     ('60.4', '9.83', '0.41')

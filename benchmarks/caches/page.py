@@ -29,7 +29,7 @@ def write(root: Path, content: Record) -> None:
 
 
 def render(content: Record) -> str:
-    """The page."""
+    """Return the page as Markdown."""
     runs = Runs(content["runs"])
     parts = [HEAD, _traces(content["traces"], runs), *_caches(runs.of(section="caches"))]
     parts += [GLOBAL, *_by_model(runs.of(section="global"), _global)]
@@ -83,7 +83,7 @@ def _checked(runs: Runs) -> str:
 
 
 def _ranges(runs: Runs) -> str:
-    """By event over by access: from what to what."""
+    """Format by event over by access, from least to most."""
     found: dict[bool, list[float]] = {True: [], False: []}
     for model in models(runs):
         own = runs.of_model(model)
@@ -102,7 +102,7 @@ def _ranges(runs: Runs) -> str:
 
 
 def _worse(runs: Runs) -> str:
-    """Where the oracle that must admit loads more by event than one that knows no future."""
+    """Format where an oracle that must admit loads more by event than one without foresight."""
     found = []
     for model in models(runs):
         for budget in runs.values("budget"):
@@ -117,12 +117,12 @@ def _worse(runs: Runs) -> str:
 
 
 def _online(runs: Runs) -> list[str]:
-    """The caches that evict, and do not know the future."""
+    """Return the caches that evict, and do not know the future."""
     return [cache for cache in runs.values("cache") if cache not in ("none", "static", FORCED)]
 
 
 def _named(runs: Runs) -> list[str]:
-    """The caches of a table, the oracle that declines to admit before the one that must."""
+    """Return the caches of a table; the oracle that may decline before the one that must admit."""
     found = runs.values("cache")
     place = found.index(FORCED)
     return [*found[:place], ORACLE, *found[place:]]
@@ -140,7 +140,7 @@ def _side_by_side(runs: Runs) -> str:
 
 
 def _all_one(runs: Runs) -> str:
-    """Budgets at which it does not matter what is evicted."""
+    """Return the budgets at which it does not matter what is evicted."""
     same = [
         budget
         for budget in runs.values("budget")
@@ -155,7 +155,7 @@ def _all_one(runs: Runs) -> str:
 
 
 def _above(runs: Runs) -> str:
-    """In bold: the best by event of those that do not know the future."""
+    """Format a cell, in bold the best by event of those without foresight."""
     rows: dict[str, list[str]] = {f"`{cache}`": [] for cache in runs.values("cache")}
     for budget in runs.values("budget"):
         best = replayed(runs, budget, ORACLE)
@@ -190,7 +190,7 @@ def _suffixes(runs: Runs) -> str:
 
 
 def _plain(runs: Runs, oracle: str) -> str:
-    """Loads a token, and how much above the oracle's they are."""
+    """Format the loads a token, and how far they are above the oracle's."""
     budgets = runs.values("budget")
     rows = []
     for cache in runs.values("cache"):
@@ -248,7 +248,7 @@ def _whole(runs: Runs) -> str:
 
 
 def _johnsons(runs: Runs) -> str:
-    """How often Johnson's rule, the best within an event, is not the best over a run."""
+    """Format how often Johnson's rule, best within an event, is not the best over a run."""
     places: dict[tuple[Any, ...], dict[str, int]] = {}
     for one in runs.records:
         key = tuple(one[name] for name in ("trace", "machine", "granularity", "batch"))

@@ -21,23 +21,23 @@ _LINES = {
 
 
 def draw(target: Path, runs: Runs) -> None:
-    """By event above, by access below."""
+    """Draw loads above the oracle's: by event above, by access below."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    there = models(runs)
-    figure = Figure(figsize=(2.2 + 4 * len(there), 7), dpi=150, layout="constrained")
+    shown_models = models(runs)
+    figure = Figure(figsize=(2.2 + 4 * len(shown_models), 7), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(2, len(there), squeeze=False, sharex=True)
+    axes = figure.subplots(2, len(shown_models), squeeze=False, sharex=True)
     budgets = runs.values("budget")
     shares = [float(budget.rstrip("%")) for budget in budgets]
-    for column, model in enumerate(there):
-        own = runs.of_model(model)
-        best = [replayed(own, budget, ORACLE) for budget in budgets]
+    for column, model in enumerate(shown_models):
+        model_runs = runs.of_model(model)
+        best = [replayed(model_runs, budget, ORACLE) for budget in budgets]
         for row, how in enumerate(("by event", "by access")):
             ax = axes[row][column]
             for cache, (colour, marker) in _LINES.items():
-                loads = [replayed(own, budget, cache)[row] for budget in budgets]
+                loads = [replayed(model_runs, budget, cache)[row] for budget in budgets]
                 above = [100 * (x / y[row] - 1) for x, y in zip(loads, best, strict=True)]
                 ax.plot(shares, above, "-", color=colour, marker=marker, label=cache)
             ax.set_title(f"{model}, {how}", loc="left", fontsize=10)

@@ -18,7 +18,7 @@ _NEVER = -1
 
 
 def misses(cache: str, accesses: npt.NDArray[np.int16], room: Sequence[int]) -> dict[str, Any]:
-    """Of all layers together, and by which version; nothing where it is not installed.
+    """Return libCacheSim's misses of all layers together, and its version; empty if not installed.
 
     accesses: experts [accesses, layers]; room: experts of each layer.
     """
@@ -26,26 +26,26 @@ def misses(cache: str, accesses: npt.NDArray[np.int16], room: Sequence[int]) -> 
         import libcachesim
     except ImportError:
         return {}
-    kind, found = getattr(libcachesim, NAMES[cache]), 0
+    kind, missed = getattr(libcachesim, NAMES[cache]), 0
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "accesses.bin"
-        for own, places in zip(accesses.T, room, strict=True):
+        for layer_accesses, places in zip(accesses.T, room, strict=True):
             if not places:
-                found += len(own)
+                missed += len(layer_accesses)
                 continue
-            _requests(own).tofile(file)
+            _requests(layer_accesses).tofile(file)
             reader = libcachesim.TraceReader(str(file), libcachesim.TraceType.ORACLE_GENERAL_TRACE)
             share, _ = kind(cache_size=places).process_trace(reader)
-            found += round(share * len(own))
-    return {"libcachesim": found, "libcachesim_version": metadata.version("libcachesim")}
+            missed += round(share * len(layer_accesses))
+    return {"libcachesim": missed, "libcachesim_version": metadata.version("libcachesim")}
 
 
 def _requests(accesses: npt.NDArray[np.int16]) -> npt.NDArray[Any]:
-    """Each with the moment of the next one of the same expert: what Belady's rule asks for."""
-    made = np.zeros(len(accesses), _REQUEST)
-    made["time"], made["size"], made["next"] = np.arange(len(accesses)), 1, _NEVER
-    made["object"] = accesses
-    by_expert = np.lexsort((made["time"], accesses))
+    """Return requests [accesses], each with the time of the next one of the same expert."""
+    requests = np.zeros(len(accesses), _REQUEST)
+    requests["time"], requests["size"], requests["next"] = np.arange(len(accesses)), 1, _NEVER
+    requests["object"] = accesses
+    by_expert = np.lexsort((requests["time"], accesses))
     again = accesses[by_expert[:-1]] == accesses[by_expert[1:]]
-    made["next"][by_expert[:-1][again]] = by_expert[1:][again]
-    return made
+    requests["next"][by_expert[:-1][again]] = by_expert[1:][again]
+    return requests

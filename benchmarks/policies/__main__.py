@@ -24,7 +24,7 @@ MODELS = ("tiny-mixtral", "tiny-deepseek")
 
 
 def main() -> None:
-    """Read, and write the page."""
+    """Read all policies, and write the page."""
     parser = argparse.ArgumentParser(prog="benchmarks/policies", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--data", type=Path, help="the folder with data/KIND.PART.txt")
@@ -32,40 +32,40 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", default=MODELS, help="of traces/")
     parser.add_argument("--budget", nargs="+", help="read for these only; no page is written")
     parser.add_argument("--render", action="store_true", help="only write the page anew")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     from benchmarks.policies.page import CONTENT, write
 
-    if asked.render:
+    if arguments.render:
         write(ROOT, json.loads((ROOT / CONTENT).read_text(encoding="utf-8")))
         return
-    if asked.data is None:
+    if arguments.data is None:
         parser.error("--data DIR: the folder of texts is needed")
     from crisp.errors import CrispError
 
     try:
-        content = read_all(asked)
+        content = read_all(arguments)
     except CrispError as error:
         parser.exit(2, f"error: {error}\n")
-    if asked.budget is None:
+    if arguments.budget is None:
         write(ROOT, content)
-        shutil.rmtree(asked.work)
+        shutil.rmtree(arguments.work)
 
 
-def read_all(asked: argparse.Namespace) -> dict[str, Any]:
-    """Everything of the page."""
+def read_all(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Read everything of the page."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are too small for more
     from benchmarks.policies.choosing import BUDGETS, results
     from benchmarks.policies.reading import Bench
     from benchmarks.quality.estimates import rounded
 
     models = []
-    for name in asked.model:
+    for name in arguments.model:
 
         def tell(what: str, name: str = name) -> None:
             print(f"{name}: {what}", file=sys.stderr, flush=True)
 
-        bench = Bench(ROOT / "traces" / name, asked.data, asked.work, tell)
-        models.append(results(bench, asked.budget or BUDGETS))
+        bench = Bench(ROOT / "traces" / name, arguments.data, arguments.work, tell)
+        models.append(results(bench, arguments.budget or BUDGETS))
     content: dict[str, Any] = rounded({"models": models})
     return content
 

@@ -61,7 +61,7 @@ FAMILIES = (
 
 
 def results(bench: Bench, budgets: Sequence[str]) -> dict[str, Any]:
-    """Of one model, budget by budget."""
+    """Return the results of one model, budget by budget."""
     found = []
     for budget in budgets:
         found.append(_at(bench, budget))
@@ -98,24 +98,25 @@ def _at(bench: Bench, budget: str) -> dict[str, Any]:
 
 
 def _best(tuned: list[dict[str, Any]], most: float) -> list[dict[str, Any]]:
-    """Of each family, what loads least on the text to choose on among those whose interval of the
-    loss ends well below ``most``; `crisp` itself always.
+    """Return each family's policy that loads least on the text to choose on.
+
+    Considered are those whose interval of the loss ends well below ``most``; `crisp` always.
     """
     rows = []
     for family in FAMILIES:
-        own = [
+        allowed = [
             row
             for row in tuned
             if row["family"] == family.name
             and (row["loss"]["interval"][1] <= SPARE * most or family.name == "crisp")
         ]
-        if own:
-            rows.append(min(own, key=lambda row: float(row["bytes"])))
+        if allowed:
+            rows.append(min(allowed, key=lambda row: float(row["bytes"])))
     return rows
 
 
 def _reported(bench: Bench, budget: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The chosen ones on text that nothing was chosen on."""
+    """Return the chosen policies on text on which nothing was chosen."""
     by_name = {family.name: family for family in FAMILIES}
 
     def read(name: str, width: str) -> Reading:

@@ -19,18 +19,18 @@ _PAPER = ("lru", "lru by block", "crisp")  # what is compared with, and what cha
 
 
 def write(root: Path, content: dict[str, Any]) -> None:
-    """The page, its picture, and what they were made of."""
+    """Write the page, its picture, and the figures they are made of."""
     from benchmarks.policies.picture import draw
 
     with atomic(root / CONTENT) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     with atomic(root / PAGE) as temporary:
-        temporary.write_text(page(content), encoding="utf-8")
+        temporary.write_text(render(content), encoding="utf-8")
     draw(root / PICTURE, content)
 
 
-def page(content: dict[str, Any]) -> str:
-    """The text of the page."""
+def render(content: dict[str, Any]) -> str:
+    """Return the page as Markdown."""
     models = content["models"]
     picture = f"![Loss against bytes loaded](images/{PICTURE.name})"
     told = "The picture is of the text that numbers were chosen on, the tables are of the other."
@@ -40,7 +40,7 @@ def page(content: dict[str, Any]) -> str:
 
 
 def best(rows: Sequence[Row]) -> Row | None:
-    """Of the chosen ones, what loads least on the text they were chosen on, the paper's apart."""
+    """Return the chosen policy that loads least where it was chosen, the paper's left out."""
     own = [row for row in rows if row["family"] not in _PAPER]
     return min(own, key=lambda row: float(row["bytes"])) if own else None
 
@@ -105,7 +105,7 @@ def _failed(models: Sequence[Row]) -> str:
             by_name = {row["family"]: row for row in rows}
             if family.name in by_name and "worth" in by_name:
                 pairs.append((by_name[family.name]["bytes"], by_name["worth"]["bytes"]))
-        better = sum(own < worth for own, worth in pairs)
+        better = sum(family_bytes < worth for family_bytes, worth in pairs)
         none = len(cells) - len(pairs)
         lines.append(
             f"- {family.name}: fewer bytes than *worth* in {better} of {len(cells)} places"

@@ -20,7 +20,7 @@ _FAMILIES = {  # label, colour (Okabe and Ito's, told apart by all), marker
 
 
 def draw(path: Path, content: dict[str, Any]) -> None:
-    """Write the picture."""
+    """Draw loss against bytes."""
     import matplotlib
 
     matplotlib.use("Agg")

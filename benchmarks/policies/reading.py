@@ -1,4 +1,4 @@
-"""One policy in one budget, executed by the real model: its loss, and what it loads."""
+"""The reading of one policy in one budget by the real model: its loss, and its loads."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from benchmarks.quality.estimates import Figure, combined, figure
 from benchmarks.quality.setting import KINDS, Amounts, Tell
 from benchmarks.quality.study import Study
 from crisp.adapter import attach
-from crisp.text_windows import TokenWindows
 from crisp.files import atomic
 from crisp.policy import Budget, Policy
 from crisp.profile import Profile
 from crisp.profile.router_weights import QUANTILES, quantiles
 from crisp.quality import Scores, score_windows
 from crisp.quality.statistics import by_window, nll_increase
+from crisp.text_windows import TokenWindows
 
 TUNING, HELDOUT = 1024, 2048  # tokens of each kind of text
 Floats = npt.NDArray[np.float64]
@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """Scores of some windows, and the blocks that were loaded while each was read."""
+    """The scores of some windows, and the blocks that were loaded while each was read."""
 
     scores: Scores
     blocks: npt.NDArray[np.int64]  # [windows]
@@ -39,34 +39,35 @@ class Reading:
 
     @property
     def bytes(self) -> float:
-        """Loaded, a token."""
+        """The bytes loaded a token."""
         return float(self.blocks.sum()) * self.block_bytes / self.fed
 
     def kinds(self) -> npt.NDArray[np.int64]:
-        """The kind of text of each window."""
+        """Return the kind of text of each window: [windows]."""
         first = np.unique(self.scores.window, return_index=True)[1]
         return self.scores.text[first].astype(np.int64)
 
     def losses(self, full: Reading) -> Floats:
-        """Mean over the kinds of perplexity / full perplexity - 1, then of its resamples."""
+        """Return the mean over kinds of perplexity / full perplexity - 1, then of each resample."""
         ratios = []
         for seed, kind in enumerate(KINDS):
-            own, other = (_of_kind(one.scores, kind) for one in (self, full))
-            sums = combined(by_window(own, nll_increase(own, other)), seed)
+            scores, full_scores = (_of_kind(one.scores, kind) for one in (self, full))
+            sums = combined(by_window(scores, nll_increase(scores, full_scores)), seed)
             ratios.append(np.expm1(sums[:, 1] / sums[:, 0]))
         return np.mean(ratios, axis=0)
 
     def loss(self, full: Reading) -> Figure:
-        """The first of `losses`, with its interval."""
+        """Return the first of `losses`, with its interval."""
         return figure(self.losses(full))
 
 
 def over(a: Reading, b: Reading) -> Figure:
-    """Bytes of ``a`` over those of ``b`` on the same windows, with its interval."""
+    """Return bytes of ``a`` over those of ``b`` on the same windows, with its interval."""
     sums = 0.0
     for seed, kind in enumerate(KINDS):
-        own = a.kinds() == kind
-        sums = sums + combined(np.stack([a.blocks[own], b.blocks[own]], 1).astype(float), seed)
+        windows = a.kinds() == kind
+        blocks = np.stack([a.blocks[windows], b.blocks[windows]], 1)  # [windows, 2]
+        sums = sums + combined(blocks.astype(float), seed)
     assert isinstance(sums, np.ndarray)
     return figure(sums[:, 0] / sums[:, 1])
 
@@ -83,12 +84,12 @@ class Bench:
         self.study.arrange(self.study.orders)
 
     def read(self, policy: Policy, budget: str, windows: TokenWindows) -> Reading:
-        """The windows one after the other, each token of each layer an event, from an empty cache.
+        """Read the windows one after the other, each token of each layer an event.
 
-        Kept in the work folder.
+        The cache starts empty. The reading is kept in the work folder.
         """
-        told = repr(policy), budget, self.profile.digest(), windows.dataset, windows.n_fed
-        key = json.dumps(told)
+        decisive = repr(policy), budget, self.profile.digest(), windows.dataset, windows.n_fed
+        key = json.dumps(decisive)
         file = self.study.work / f"budget-{hashlib.sha256(key.encode()).hexdigest()[:20]}.npz"
         if not file.exists():
             model, upto = self.study.loaded.model, [0]
@@ -108,7 +109,7 @@ class Bench:
         return Reading(Scores(**parts), blocks, windows.n_fed, self.spec.block_bytes)
 
     def facts(self) -> Mapping[str, Any]:
-        """What the figures of this model were measured under."""
+        """Return the conditions under which the figures of this model were measured."""
         return {
             "name": self.spec.name,
             "spec": self.spec.to_dict(),
@@ -120,17 +121,18 @@ class Bench:
 
 
 def _profile(study: Study) -> Profile:
-    """Counts, contributions and weights of the calibration text; roles by the router's weight."""
-    counts = study.profile(study.known)
+    """Return counts, contributions and weights of the calibration text; roles by router weight."""
+    counts = study.profile(study.sums)
     spec = study.spec
     weights = np.zeros((spec.n_layers, spec.n_experts, QUANTILES), np.float16)
     sizes = np.zeros((spec.n_layers, spec.n_experts, spec.n_blocks), np.float32)
-    for layer, own in study.contributions(study.known, study.orders).items():
-        weights[layer] = quantiles(study.known.layers[layer].weighted)
+    for layer, own in study.contributions(study.sums, study.orders).items():
+        weights[layer] = quantiles(study.sums.layers[layer].weighted)
         sizes[layer] = own
     return replace(counts, router_weights=weights, contributions=sizes)
 
 
 def _of_kind(scores: Scores, kind: int) -> Scores:
-    own = scores.text == kind
-    return Scores(*(np.asarray(values)[own] for values in vars(scores).values()))
+    """Return the scores of the windows of one kind of text."""
+    rows = scores.text == kind
+    return Scores(*(np.asarray(values)[rows] for values in vars(scores).values()))

@@ -27,7 +27,7 @@ MODELS = ("tiny-mixtral", "tiny-deepseek")
 
 
 def main() -> None:
-    """Measure what is asked for; with everything measured, write the page."""
+    """Measure the requested experiments; with everything measured, write the page."""
     parser = argparse.ArgumentParser(prog="benchmarks/quality", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--data", type=Path, help="the folder with data/KIND.PART.txt")
@@ -37,29 +37,29 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="experiments to measure; no page is written")
     parser.add_argument("--keep", action="store_true", help="keep the work folder")
     parser.add_argument("--render", action="store_true", help="only write the page anew")
-    asked = parser.parse_args()
-    if not asked.render:
-        if asked.data is None:
+    arguments = parser.parse_args()
+    if not arguments.render:
+        if arguments.data is None:
             parser.error("--data DIR: the folder of texts is needed")
         try:
-            measured = measure(asked)
+            measured = measure(arguments)
         except CrispError as error:
             parser.exit(2, f"error: {error}\n")
-        if asked.only is not None:
+        if arguments.only is not None:
             return
-        from benchmarks.quality.page import write
+        from benchmarks.quality.page.page import write
 
         write(ROOT, measured)
-        if not asked.keep:
-            shutil.rmtree(asked.work)
+        if not arguments.keep:
+            shutil.rmtree(arguments.work)
         return
-    from benchmarks.quality.page import CONTENT, write
+    from benchmarks.quality.page.page import CONTENT, write
 
     write(ROOT, json.loads((ROOT / CONTENT).read_text(encoding="utf-8")))
 
 
-def measure(asked: argparse.Namespace) -> dict[str, Any]:
-    """All experiments of all models, as docs/quality.json has them."""
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return all experiments of all models, as docs/quality.json has them."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are too small for more
     from benchmarks.quality.estimates import rounded
     from benchmarks.quality.experiments import EXPERIMENTS
@@ -68,15 +68,15 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     from crisp.files import atomic
 
     models = []
-    for name in asked.model:
+    for name in arguments.model:
 
         def tell(what: str, name: str = name) -> None:
             print(f"{name}: {what}", file=sys.stderr, flush=True)
 
-        study = Study(ROOT / "traces" / name, asked.data, asked.work, Amounts(), tell)
+        study = Study(ROOT / "traces" / name, arguments.data, arguments.work, Amounts(), tell)
         results = {}
         for title, experiment in EXPERIMENTS.items():
-            if asked.only and title not in asked.only:
+            if arguments.only and title not in arguments.only:
                 continue
             file = study.work / f"{title}.json"
             if not file.exists():

@@ -1,4 +1,4 @@
-"""Figures of many readings: each with an interval, each comparison on the same windows.
+"""Estimates from many readings: each with an interval, each comparison on the same windows.
 
 Windows are resampled within each kind of text, so that every resample has all kinds in it; one seed
 draws the same windows for every reading, and a comparison takes differences within windows first.
@@ -24,7 +24,7 @@ Figure = dict[str, Any]  # {"value": float, "interval": [low, high]}
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One policy's scores on some windows, and what it touched.
+    """The scores of one policy on some windows, and the blocks it touched.
 
     share: expert bytes touched a token, of those at full width; bytes: the same in bytes.
     """
@@ -35,14 +35,14 @@ class Reading:
     touched: npt.NDArray[np.int64]  # [MoE layers, experts] blocks of each expert
 
     def of_text(self, number: int) -> Reading:
-        """The part about one text; the bytes stay those of all."""
-        own = self.scores.text == number
-        parts = [np.asarray(values)[own] for values in vars(self.scores).values()]
+        """Return the part about one text; the bytes stay those of all."""
+        rows = self.scores.text == number
+        parts = [np.asarray(values)[rows] for values in vars(self.scores).values()]
         return replace(self, scores=Scores(*parts))
 
 
 def row(label: str, reading: Reading, full: Reading, kinds: Mapping[int, str]) -> Figure:
-    """What a table says of one policy: by kind of text, and the mean over the kinds.
+    """Return a table's row for one policy: by kind of text, and the mean over the kinds.
 
     kinds: the name of each text number. ``nll_increase`` is the mean over the kinds of perplexity /
     full perplexity - 1; ``retention`` the mean share of tokens that keep their top prediction.
@@ -68,7 +68,7 @@ def row(label: str, reading: Reading, full: Reading, kinds: Mapping[int, str]) -
 
 
 def contrast(a: Reading, b: Reading, kinds: Mapping[int, str]) -> Figure:
-    """Perplexity of ``a`` over that of ``b``, less 1: geometric mean over the kinds, paired."""
+    """Return perplexity of ``a`` over that of ``b``, less 1: geometric mean over kinds, paired."""
     logs = []
     for seed, number in enumerate(kinds):
         own, other = a.of_text(number).scores, b.of_text(number).scores
@@ -77,7 +77,7 @@ def contrast(a: Reading, b: Reading, kinds: Mapping[int, str]) -> Figure:
 
 
 def blend(readings: Sequence[Reading]) -> Reading:
-    """One control under several seeds as one: the mean loss of every token (for `contrast`)."""
+    """Return one control under several seeds as one: each token's mean loss (for `contrast`)."""
     scores = readings[0].scores
     nll = np.mean([one.scores.nll for one in readings], axis=0)
     return replace(
@@ -89,28 +89,29 @@ def blend(readings: Sequence[Reading]) -> Reading:
 
 
 def conditional(values: Floats, events: Floats, window: npt.NDArray[np.integer]) -> Figure:
-    """Mean of tokens' ``values``, each counted as often as it has ``events``."""
+    """Return the mean of tokens' ``values``, each counted as often as it has ``events``."""
     _, place = np.unique(window, return_inverse=True)
     sums = np.stack([np.bincount(place, events), np.bincount(place, events * values)], axis=1)
     return figure(_with_resamples(sums, 0))
 
 
 def difference(values: Floats, a: Floats, b: Floats, window: npt.NDArray[np.integer]) -> Figure:
-    """`conditional` mean over events ``a`` less that over events ``b``, on the same resamples."""
+    """Return the `conditional` mean over events ``a`` less that over ``b``, paired."""
     _, place = np.unique(window, return_inverse=True)
-    sums = np.stack([np.bincount(place, own) for own in (a, a * values, b, b * values)], axis=1)
+    parts = (a, a * values, b, b * values)
+    sums = np.stack([np.bincount(place, weights) for weights in parts], axis=1)
     whole = combined(sums)
     return figure(whole[:, 1] / whole[:, 0] - whole[:, 3] / whole[:, 2])
 
 
 def grown(mean: Figure) -> Figure:
-    """A mean increase of the loss in nats as one of the perplexity."""
+    """Return a mean increase of the loss in nats as one of the perplexity."""
     low, high = np.expm1(mean["interval"]).tolist()
     return {"value": float(np.expm1(mean["value"])), "interval": [low, high]}
 
 
 def average(rows: list[Figure], label: str) -> Figure:
-    """The mean of several readings of one control under different seeds.
+    """Return the mean of several readings of one control under different seeds.
 
     Intervals become the range of the seeds: that is what varies here.
     """
@@ -138,33 +139,33 @@ def average(rows: list[Figure], label: str) -> Figure:
 
 
 def figure(values: Floats) -> Figure:
-    """values: the figure itself, then its resamples."""
+    """Return a figure with its interval; values: the figure itself, then its resamples."""
     low, high = np.nanpercentile(values[1:], [(100 - LEVEL) / 2, (100 + LEVEL) / 2]).tolist()
     return {"value": float(values[0]), "interval": [low, high]}
 
 
 def combined(sums: Floats, seed: int = 0) -> Floats:
-    """Sums [windows, q]: the total, then that of each resample of the windows: [1 + 1000, q]."""
+    """Return the total of sums [windows, q], then of each resample of windows: [1 + 1000, q]."""
     return np.concatenate([sums.sum(axis=0)[None], resample(sums, seed)])
 
 
 def _with_resamples(sums: Floats, seed: int) -> Floats:
-    """The mean of sums [windows, (n, total)], then that of each resample of the windows."""
+    """Return the mean of sums [windows, (n, total)], then that of each resample: [1 + 1000]."""
     whole = combined(sums, seed)
     with np.errstate(divide="ignore", invalid="ignore"):
         return whole[:, 1] / whole[:, 0]
 
 
 def rounded(value: Any, digits: int = 6) -> Any:
-    """The same JSON value with ``digits`` significant digits in every number; NaN becomes null.
+    """Return the JSON value with ``digits`` significant digits in every number; NaN: null.
 
     >>> rounded({"a": [0.12345678, float("nan")], "b": 3})
     {'a': [0.123457, None], 'b': 3}
     """
     if isinstance(value, dict):
-        return {key: rounded(own, digits) for key, own in value.items()}
+        return {key: rounded(item, digits) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(own, digits) for own in value]
+        return [rounded(item, digits) for item in value]
     if isinstance(value, float | np.floating):
         return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return int(value) if isinstance(value, np.integer) else value

@@ -1,7 +1,7 @@
-"""One model, its texts, and readings of them that are kept between runs.
+"""A model, its texts, and readings of them that are kept between runs.
 
-Neurons are put into another order in memory; nothing is written into the model's folder. Every
-reading is kept in the work folder under the digest of all that decides it.
+Neurons are reordered in memory; nothing is written into the model's folder. Every reading is kept
+in the work folder under the digest of all that decides it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.quality.controls import Routes
 from benchmarks.quality.estimates import Reading
 from crisp.adapter import Experts, attach, expert_layout
 from crisp.checkpoint.files import weights_digest
 from crisp.checkpoint.loading import load_model, to_float32
-from crisp.text_windows import TokenWindows, read_windows
 from crisp.files import atomic
 from crisp.policy import Policy, named
 from crisp.policy.spelling import build
@@ -31,6 +29,7 @@ from crisp.policy.widths.base import WidthPolicy
 from crisp.policy.widths.names import WIDTHS
 from crisp.profile import Profile
 from crisp.quality import Scores, geometry, score_windows
+from crisp.text_windows import TokenWindows, read_windows
 
 KINDS = {0: "code", 1: "docs", 2: "kjv"}
 BLOCK = 16  # neurons: half, three quarters and tenths of an expert are then exact, or nearly
@@ -42,13 +41,21 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Amounts:
-    """Tokens of each kind of text."""
+    """The numbers of tokens of each kind of text."""
 
     heldout: int = 6144
     calibration: int = 32768
     roles: int = 8192  # of the calibration text: grouped roles
     exact: int = 2048  # of the calibration text: exact roles
     masking: int = 4096  # of the held-out text: pairs masked one by one
+
+
+@dataclass(frozen=True, eq=False)
+class Routes:
+    """The routers' choices for some tokens: experts by falling weight, -1 where absent."""
+
+    ids: npt.NDArray[np.int16]  # [MoE layers, tokens, k]
+    weights: npt.NDArray[np.float16]
 
 
 class Setting:
@@ -65,7 +72,7 @@ class Setting:
             kind: self.windows("calibration", [kind], amounts.calibration)
             for kind in KINDS.values()
         }
-        texts = [*self.heldout.dataset, *(own.dataset[0] for own in self.samples.values())]
+        texts = [*self.heldout.dataset, *(windows.dataset[0] for windows in self.samples.values())]
         self.weights = weights_digest(folder)
         request = json.dumps([self.weights, texts, vars(amounts), BLOCK, WINDOW])
         self.work = work / f"{folder.name}-{hashlib.sha256(request.encode()).hexdigest()[:12]}"
@@ -73,8 +80,8 @@ class Setting:
         layers = expert_layout(self.loaded.model).layers
         self.experts = {layer.index: Experts.of(layer) for layer in layers}
         self._arranged: dict[int, npt.NDArray[np.int64]] = {
-            layer: np.tile(np.arange(own.d_ff), (own.n_experts, 1))
-            for layer, own in self.experts.items()
+            layer: np.tile(np.arange(experts.d_ff), (experts.n_experts, 1))
+            for layer, experts in self.experts.items()
         }
         self.original: Orders = dict(self._arranged)
 
@@ -83,7 +90,7 @@ class Setting:
     def windows(
         self, part: str, kinds: Iterable[str], tokens: int, stride: int = WINDOW
     ) -> TokenWindows:
-        """The first ``tokens`` of each kind; part: ``heldout`` or ``calibration``."""
+        """Return the first ``tokens`` of each kind; part: ``heldout`` or ``calibration``."""
         texts = [self._data / "data" / f"{kind}.{part}.txt" for kind in kinds]
         tokenizer = self.loaded.tokenizer
         return read_windows(tokenizer, texts, WINDOW, stride, limit=tokens * len(texts))
@@ -92,10 +99,10 @@ class Setting:
 
     def arrange(self, orders: Orders) -> None:
         """Put the neurons into this order, from whatever order they stand in."""
-        for layer, wanted in orders.items():
-            for expert in range(len(wanted)):
+        for layer, order in orders.items():  # order [experts, neurons]
+            for expert in range(len(order)):
                 here = self._arranged[layer][expert]
-                move = np.argsort(here)[wanted[expert]]
+                move = np.argsort(here)[order[expert]]
                 if (move != np.arange(len(move))).any():
                     self.experts[layer].shuffle(expert, _tensor(move))
         self._arranged = dict(orders)
@@ -113,7 +120,7 @@ class Setting:
         within: tuple[str, Callable[[], AbstractContextManager[None]]] | None = None,
         bits: Mapping[int, npt.NDArray[np.int64]] | None = None,
     ) -> Reading:
-        """The held-out text (or ``windows``) read at the widths of ``width``.
+        """Read the held-out text (or ``windows``) at the widths of ``width``.
 
         within: a name, and what is done to the model meanwhile. bits: of each expert's weights, by
         layer, in place of those stored.
@@ -147,15 +154,15 @@ class Setting:
 
         def watch(which: int, ids: Any, weights: Any, widths: Any) -> None:
             here = ids >= 0
-            own = np.bincount(ids[here], widths[here], minlength=n)
-            touched[which] += own.astype(np.int64)
+            blocks = np.bincount(ids[here], widths[here], minlength=n)
+            touched[which] += blocks.astype(np.int64)
 
         with attach(
             self.loaded.model, policy, profile,
             spec=self.spec, renormalize=renormalize, watch=watch,
         ) as attached:  # fmt: skip
-            found = score_windows(self.loaded.model, text, batch=BATCH)
-        return {**vars(found), "touched": touched, "rows": np.array(attached.tally.rows)}
+            scores = score_windows(self.loaded.model, text, batch=BATCH)
+        return {**vars(scores), "touched": touched, "rows": np.array(attached.tally.rows)}
 
     def _cost(
         self, read: Scores, touched: Any, rows: int, bits: Mapping[int, Any] | None
@@ -169,7 +176,7 @@ class Setting:
         return Reading(read, blocks / full, blocks * spec.block_bytes, touched)
 
     def routes(self, windows: TokenWindows) -> Routes:
-        """What the full model's routers say of every token of ``windows``, as they are fed."""
+        """Return the full model's routing of every token of ``windows``, as they are fed."""
         seen: dict[int, list[Any]] = {}
 
         def watch(which: int, ids: Any, weights: Any, widths: Any) -> None:
@@ -179,19 +186,19 @@ class Setting:
             score_windows(self.loaded.model, windows, batch=BATCH)
         parts = [seen[which] for which in range(len(seen))]
         ids, weights = (
-            np.stack([np.concatenate([x[i] for x in own]) for own in parts]) for i in (0, 1)
+            np.stack([np.concatenate([x[i] for x in layer]) for layer in parts]) for i in (0, 1)
         )
         return Routes(ids, weights)
 
 
 def policy(width: str | WidthPolicy) -> Policy:
-    """A policy of these widths; its order and cache play no part here."""
-    own = build(width, WIDTHS, "width") if isinstance(width, str) else width
-    return replace(named("lru"), width=own)
+    """Return a policy of these widths; its order and cache play no part here."""
+    widths = build(width, WIDTHS, "width") if isinstance(width, str) else width
+    return replace(named("lru"), width=widths)
 
 
 def scored(windows: TokenWindows) -> npt.NDArray[np.int64]:
-    """Which of the tokens that are fed predict a scored one, in the order of `Scores`."""
+    """Return which of the tokens that are fed predict a scored one, in the order of `Scores`."""
     ends = np.cumsum([len(tokens) for tokens in windows.tokens]).tolist()
     rows = [np.arange(end - n - 1, end - 1) for end, n in zip(ends, windows.scored, strict=True)]
     return np.concatenate(rows)
@@ -199,8 +206,8 @@ def scored(windows: TokenWindows) -> npt.NDArray[np.int64]:
 
 def _digest(orders: Orders) -> str:
     digest = hashlib.sha256()
-    for layer, own in sorted(orders.items()):
-        digest.update(bytes([layer]) + np.ascontiguousarray(own, np.int64).tobytes())
+    for layer, order in sorted(orders.items()):
+        digest.update(bytes([layer]) + np.ascontiguousarray(order, np.int64).tobytes())
     return digest.hexdigest()
 
 

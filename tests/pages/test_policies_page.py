@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from benchmarks.policies.page import CONTENT, PAGE, best, page, wins
+from benchmarks.policies.page import CONTENT, PAGE, best, render, wins
 from benchmarks.policies.reading import Reading, over
 from crisp.quality import Scores
 
@@ -26,7 +26,7 @@ def content() -> dict[str, Any]:
 
 
 def test_the_page_is_made_of_the_readings(content: dict[str, Any]) -> None:
-    assert (ROOT / PAGE).read_text(encoding="utf-8") == page(content)
+    assert (ROOT / PAGE).read_text(encoding="utf-8") == render(content)
 
 
 def test_what_is_reported_was_chosen_on_the_other_text(content: dict[str, Any]) -> None:

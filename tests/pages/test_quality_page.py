@@ -16,26 +16,33 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
-from benchmarks.quality import claims, controls, estimates, masking, tables, tiers  # noqa: E402
-from benchmarks.quality.experiments import EXPERIMENTS  # noqa: E402
-from benchmarks.quality.page import CONTENT, IMAGES, PAGE, render, write  # noqa: E402
-from benchmarks.quality.pictures import PICTURES  # noqa: E402
-from benchmarks.quality.sections import SECTIONS  # noqa: E402
+from benchmarks.quality import estimates  # noqa: E402
+from benchmarks.quality.experiments import (  # noqa: E402
+    EXPERIMENTS,
+    expert_controls,
+    masking,
+    policy_controls,
+    tiers,
+)
+from benchmarks.quality.experiments.expert_controls import quantized  # noqa: E402
+from benchmarks.quality.page import claims, tables  # noqa: E402
+from benchmarks.quality.page.page import CONTENT, IMAGES, PAGE, render, write  # noqa: E402
+from benchmarks.quality.page.pictures import PICTURES  # noqa: E402
+from benchmarks.quality.page.sections import SECTIONS  # noqa: E402
 from benchmarks.quality.setting import KINDS, Amounts  # noqa: E402
-from benchmarks.quality.stand_ins import quantised  # noqa: E402
 from benchmarks.quality.study import Study  # noqa: E402
 from crisp.checkpoint.deepseek import register  # noqa: E402
-from crisp.checkpoint.loading import in_float32, load  # noqa: E402
+from crisp.checkpoint.loading import load_model, to_float32  # noqa: E402
 from crisp.policy import named  # noqa: E402
 from crisp.policy.widths.base import Tiered  # noqa: E402
 from crisp.policy.widths.contribution import Contribution  # noqa: E402
 from crisp.prepare.ablation import Ablation  # noqa: E402
 from crisp.prepare.calibration import calibrate  # noqa: E402
 from crisp.prepare.importance import NeuronOrder  # noqa: E402
-from crisp.prepare.measuring import Request  # noqa: E402
 from crisp.prepare.pipeline import prepare  # noqa: E402
-from crisp.prepare.roles import Exact, Local, increases  # noqa: E402
-from crisp.quality import Scores, evaluate, measure  # noqa: E402
+from crisp.prepare.request import PreparationRequest  # noqa: E402
+from crisp.prepare.roles import Exact, Local, measure_increases  # noqa: E402
+from crisp.quality import Scores, evaluate, score_windows  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = ROOT / "traces" / "tiny-mixtral"
@@ -163,7 +170,7 @@ def test_orders_are_applied_and_undone(two: Study) -> None:
     layer, own = next(iter(two.experts.items()))
     two.arrange(two.original)
     before = [weight.detach().clone() for _, weight in own.matrices()]
-    drawn = two.order("random(5)", two.known)
+    drawn = two.order("random(5)", two.sums)
     two.arrange(two.orders)
     two.arrange(drawn)
     first, down = (weight.detach() for _, weight in own.matrices())
@@ -192,11 +199,11 @@ def test_a_reading_is_kept(two: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     again = two.read("uniform(.5)", two.orders)
     np.testing.assert_array_equal(again.scores.nll, first.scores.nll)
     with pytest.raises(TypeError):
-        two.read("uniform(.5)", two.order("random(9)", two.known))
+        two.read("uniform(.5)", two.order("random(9)", two.sums))
 
 
 def test_a_full_reading_is_the_model_itself(two: Study) -> None:
-    plain = measure(two.loaded.model, two.heldout)
+    plain = score_windows(two.loaded.model, two.heldout)
     np.testing.assert_allclose(two.full.scores.nll, plain.nll, atol=1e-4)
     assert two.full.share == 1
     spec = two.spec
@@ -205,13 +212,13 @@ def test_a_full_reading_is_the_model_itself(two: Study) -> None:
 
 def test_a_prepared_model_measures_the_same(two: Study, data: Path, tmp_path: Path) -> None:
     texts = [data / "data" / f"{kind}.calibration.txt" for kind in KINDS.values()]
-    asked = Request(texts, Local(), NeuronOrder(), 256, 3 * FEW.calibration, 16)
+    asked = PreparationRequest(texts, Local(), NeuronOrder(), 256, 3 * FEW.calibration, 16)
     source, out = two.work.parents[1] / "two", tmp_path / "prepared"
     metadata = prepare(source, out, asked, lambda stage, done, total: None)
-    profile = two.profile(two.known, two.local(two.known))
+    profile = two.profile(two.sums, two.local(two.sums))
     width = "tiered(.6,.9)"
     ours = estimates.row("", two.read(width, two.orders, profile), two.full, KINDS)
-    loaded = in_float32(load(str(out)))
+    loaded = to_float32(load_model(str(out)))
     quality = evaluate(
         loaded, two.heldout, named("lru", width=width), metadata.profile(), spec=two.spec
     )
@@ -227,12 +234,12 @@ def test_what_is_done_to_the_weights_is_undone(two: Study) -> None:
     weights = [weight for own in two.experts.values() for _, weight in own.matrices()]
     before = [weight.detach().clone() for weight in weights]
     model = two.loaded.model  # the reading puts the neurons into another order
-    two.read("full", two.orders, within=("2 bits", lambda: quantised(model, bits)), bits=bits)
+    two.read("full", two.orders, within=("2 bits", lambda: quantized(model, bits)), bits=bits)
     two.arrange(two.original)
     assert all(map(torch.equal, weights, before))
 
 
-def test_quantised_bytes_follow_the_bits(two: Study) -> None:
+def test_quantized_bytes_follow_the_bits(two: Study) -> None:
     bits = {layer: np.full(two.spec.n_experts, 4) for layer in two.spec.moe_layers}
     reading = two.read("full", two.orders, bits=bits)
     assert reading.share == pytest.approx((4 + 0.25) / two.spec.dtype_bits)
@@ -242,7 +249,7 @@ def test_rules_meet_the_bytes_on_the_text_of_their_thresholds(studies: dict[str,
     for study in studies.values():
         routes, spec = study.routed, study.spec
         for target in (0.9, 0.75):
-            for rule in (controls.skip_to(target, routes), Contribution(Fraction(target))):
+            for rule in (policy_controls.skip_to(target, routes), Contribution(Fraction(target))):
                 bound = rule.bind(spec, study.weighed, True)
                 widths = np.stack([
                     bound.widths(layer, ids, weights, None)
@@ -255,8 +262,8 @@ def test_rules_meet_the_bytes_on_the_text_of_their_thresholds(studies: dict[str,
 
 def test_controls_are_what_they_say() -> None:
     worth = {3: np.array([5.0, 1.0, 9.0, 2.0, 3.0, 4.0, 8.0, 7.0])}
-    assert controls.bits_by_rank(worth)[3].tolist() == [4, 2, 8, 2, 4, 4, 8, 4]
-    assert np.flatnonzero(controls.least(worth, 2)[3]).tolist() == [1, 3]
+    assert expert_controls.bits_by_rank(worth)[3].tolist() == [4, 2, 8, 2, 4, 4, 8, 4]
+    assert np.flatnonzero(expert_controls.least(worth, 2)[3]).tolist() == [1, 3]
 
 
 def test_tiers_at_random_touch_as_many_bytes(two: Study) -> None:
@@ -264,7 +271,9 @@ def test_tiers_at_random_touch_as_many_bytes(two: Study) -> None:
     even[:, *np.triu_indices(spec.n_experts, 1)] = 7
     profile = replace(two.prepared, pair_counts=even)
     own = Tiered()
-    dealt = [controls.DealtTiers(seed, own).bind(spec, profile, True).blocks for seed in range(3)]
+    dealt = [
+        policy_controls.DealtTiers(seed, own).bind(spec, profile, True).blocks for seed in range(3)
+    ]
     for blocks in dealt:
         assert sorted(blocks[0].ravel()) == sorted(own.bind(spec, profile, True).blocks[0].ravel())
         assert (blocks == blocks.swapaxes(1, 2)).all()
@@ -276,7 +285,7 @@ def test_pairs_masked_one_by_one_are_the_exact_form(studies: dict[str, Study], n
     own = studies[name]
     text = own.windows("calibration", KINDS.values(), 512)
     own.arrange(own.original)
-    exact = dict(increases(Exact(), own.loaded.model, text))
+    exact = dict(measure_increases(Exact(), own.loaded.model, text))
     pairs = masking.most_frequent(own.prepared, 3)
     plain, gained = masking.pair_by_pair(Ablation(own.loaded.model, text), pairs)
     tokens, loss = plain.sum(0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.quality.extract import EXTRACT, extract
-from benchmarks.quality.page import CONTENT, as_json
+from benchmarks.quality.page.extract import EXTRACT, extract
+from benchmarks.quality.page.page import CONTENT, as_json
 from benchmarks.reproduction import statistics
 from crisp.reproduce.claims import claims
 from crisp.reproduce.findings.small import WEIGHTED, format_figures, format_outcomes, worst_move

@@ -1,4 +1,4 @@
-"""What the paper measured, on models of some thousand times the size, for rows of our tables."""
+"""The paper's figures, of models of some thousand times the size, for rows of our tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What widths cost: the paper's policies, neuron orders and strategies, and plain rules beside."""
+"""Widths: the paper's policies, neuron orders and strategies, and plain rules beside them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.quality import controls
 from benchmarks.quality.estimates import Figure, Reading, average, blend, contrast, row
+from benchmarks.quality.experiments import expert_controls, policy_controls
+from benchmarks.quality.experiments.expert_controls import quantized
 from benchmarks.quality.setting import KINDS
-from benchmarks.quality.stand_ins import quantised
 from benchmarks.quality.study import TIERED, Study
 from crisp.policy.widths.base import Tiered
 from crisp.policy.widths.contribution import Contribution
@@ -25,7 +25,7 @@ ORDERS = ("original", "magnitude", "importance", "output")
 
 
 def policies(study: Study) -> Figure:
-    """Figure 7, with every token but the first of a window seen after 128 others or more."""
+    """Measure Figure 7, every token but a window's first seen after 128 others or more."""
     text = study.windows("heldout", KINDS.values(), study.amounts.heldout, STRIDE)
     model, orders = study.loaded.model, study.orders
     experts = study.spec.n_experts
@@ -34,14 +34,14 @@ def policies(study: Study) -> Figure:
         return study.read(width, orders, study.prepared, windows=text, **how)
 
     def coarse(name: str, bits: Mapping[int, Any]) -> Reading:
-        return read("full", within=(name, lambda: quantised(model, bits)), bits=bits)
+        return read("full", within=(name, lambda: quantized(model, bits)), bits=bits)
 
-    frequent = controls.bits_by_rank(controls.activations(study.known))
-    salient = controls.bits_by_rank(controls.saliency(study.known))
+    frequent = expert_controls.bits_by_rank(expert_controls.activations(study.sums))
+    salient = expert_controls.bits_by_rank(expert_controls.saliency(study.sums))
     flat = {
         wide: {layer: np.full(experts, wide) for layer in study.spec.moe_layers} for wide in (8, 4)
     }
-    found = {
+    readings = {
         "full": read("full"),
         "uniform 50 %": read("uniform(.5)"),
         "EdgeMoE, bits by frequency": coarse("frequent", frequent),
@@ -51,30 +51,30 @@ def policies(study: Study) -> Figure:
         "tiered": read(TIERED),
     }
     if study.pairs:
-        found["tiered, roles by router weight"] = study.read(
+        readings["tiered, roles by router weight"] = study.read(
             TIERED, orders, study.by_weight, windows=text
         )
-    tiered = found["tiered"]
-    return _table(found, found["full"]) | {
+    tiered = readings["tiered"]
+    return _table(readings, readings["full"]) | {
         "stride": STRIDE,
         "mean_bits": {
             name: float(np.mean([own.mean() for own in bits.values()]))
             for name, bits in (("by frequency", frequent), ("by size of output", salient))
         },
         "contrasts": {
-            f"tiered / {name}": contrast(tiered, found[name], KINDS)
-            for name in found
+            f"tiered / {name}": contrast(tiered, readings[name], KINDS)
+            for name in readings
             if name != "tiered"
         },
     }
 
 
 def neuron_orders(study: Study) -> Figure:
-    """Figure 12: all experts at half, and at three quarters, of their neurons."""
+    """Measure Figure 12: all experts at half, and at three quarters, of their neurons."""
     names = [*(f"random({seed})" for seed in SEEDS), *ORDERS]
     tables = {}
     for width in ("uniform(.5)", "uniform(.75)"):
-        found = {name: study.read(width, study.order(name, study.known)) for name in names}
+        found = {name: study.read(width, study.order(name, study.sums)) for name in names}
         rows = [row(name, own, study.full, KINDS) for name, own in found.items()]
         drawn = [found[f"random({seed})"] for seed in SEEDS]
         tables[width] = {
@@ -89,9 +89,9 @@ def neuron_orders(study: Study) -> Figure:
 
 
 def strategies(study: Study) -> Figure:
-    """Figure 13 and Table 4, and plain rules at the same bytes."""
+    """Measure Figure 13 and Table 4, and plain rules at the same bytes."""
     orders, prepared = study.orders, study.prepared
-    found = {
+    readings = {
         "full": study.full,
         "all 75 %": study.read("uniform(.75)", orders),
         "all 50 %": study.read("uniform(.5)", orders),
@@ -102,15 +102,18 @@ def strategies(study: Study) -> Figure:
         ("asymmetric 100 + 50", ASYMMETRIC),
         ("tiered", TIERED),
     ):
-        found[name] = study.read(width, orders, prepared)
+        readings[name] = study.read(width, orders, prepared)
         if name != "asymmetric 100 + 50":
             skips.append(name)
-            found[f"{name}, renormalised"] = study.read(width, orders, prepared, renormalize=True)
-    paper = list(found)
-    tiered = found["tiered"]
+            readings[f"{name}, renormalised"] = study.read(
+                width, orders, prepared, renormalize=True
+            )
+    paper = list(readings)
+    tiered = readings["tiered"]
     random = {
         f"{AT_RANDOM}{roles}": [
-            study.read(controls.DealtTiers(seed, Tiered()), orders, profile) for seed in SEEDS
+            study.read(policy_controls.DealtTiers(seed, Tiered()), orders, profile)
+            for seed in SEEDS
         ]
         for roles, profile in (("", prepared), (", roles by router weight", study.by_weight))
         if study.pairs or not roles
@@ -120,38 +123,38 @@ def strategies(study: Study) -> Figure:
         for name, increase in sources.items():
             if name == "grouped":
                 continue  # these are the rows above
-            profile = study.profile(study.known, increase)
+            profile = study.profile(study.sums, increase)
             for policy, width in (("tiered", TIERED), ("asymmetric 100 + 50", ASYMMETRIC)):
-                found[f"{policy}, roles {name}"] = study.read(width, orders, profile)
-            found[f"single, roles {name}"] = study.read("single", orders, profile)
+                readings[f"{policy}, roles {name}"] = study.read(width, orders, profile)
+            readings[f"single, roles {name}"] = study.read("single", orders, profile)
     rules = {"bytes of tiered": tiered.share, "75 %": 0.75, "50 %": 0.5}
     for name, target in rules.items():
-        skip, block = controls.skip_to(target, study.routed), Contribution(Fraction(target))
-        found[f"skip by router weight, {name}"] = study.read(skip, orders, prepared)
-        found[f"skip by router weight, {name}, renormalised"] = study.read(
+        skip, block = policy_controls.skip_to(target, study.routed), Contribution(Fraction(target))
+        readings[f"skip by router weight, {name}"] = study.read(skip, orders, prepared)
+        readings[f"skip by router weight, {name}, renormalised"] = study.read(
             skip, orders, prepared, renormalize=True
         )
-        found[f"block by contribution, {name}"] = study.read(block, orders, study.weighed)
-    rows = [row(name, own, study.full, KINDS) for name, own in found.items()]
+        readings[f"block by contribution, {name}"] = study.read(block, orders, study.weighed)
+    rows = [row(name, own, study.full, KINDS) for name, own in readings.items()]
     for place, (name, dealt) in enumerate(random.items(), start=len(paper)):
         each = [row("", own, study.full, KINDS) for own in dealt]
         rows.insert(place, average(each, name))
-        found[name] = blend(dealt)
-    return {"paper_rows": paper, "rows": rows, "contrasts": _contrasts(found)}
+        readings[name] = blend(dealt)
+    return {"paper_rows": paper, "rows": rows, "contrasts": _contrasts(readings)}
 
 
 def roles_of(study: Study) -> dict[str, dict[int, Any] | None]:
-    """Ways of telling which of two experts is the dominant one, in the order of their cost."""
+    """Return the roles by each method, by layer [E, E], cheapest first; None: by router weight."""
     return {
         "by router weight": None,
-        "local": study.local(study.known),
+        "local": study.local(study.sums),
         "grouped": study.increase,
         "exact": study.roles(Exact(), study.amounts.exact)[0],
         "grouped, text of exact": study.roles(Grouped(), study.amounts.exact)[0],
     }
 
 
-def _contrasts(found: Mapping[str, Reading]) -> dict[str, Figure]:
+def _contrasts(readings: Mapping[str, Reading]) -> dict[str, Figure]:
     pairs = [
         ("tiered", "all 50 %"),
         ("tiered", "single"),
@@ -178,9 +181,11 @@ def _contrasts(found: Mapping[str, Reading]) -> dict[str, Figure]:
         ("all 75 %", "block by contribution, 75 %"),
     ]
     return {
-        f"{a} / {b}": contrast(found[a], found[b], KINDS) for a, b in pairs if {a, b} <= set(found)
+        f"{a} / {b}": contrast(readings[a], readings[b], KINDS)
+        for a, b in pairs
+        if {a, b} <= set(readings)
     }
 
 
-def _table(found: Mapping[str, Reading], full: Reading) -> Figure:
-    return {"rows": [row(name, own, full, KINDS) for name, own in found.items()]}
+def _table(readings: Mapping[str, Reading], full: Reading) -> Figure:
+    return {"rows": [row(name, own, full, KINDS) for name, own in readings.items()]}

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.quality.claims import CONTRADICTED, MIXED, SHOWN, Claim, outcome, tally
+from benchmarks.quality.page.claims import CONTRADICTED, MIXED, SHOWN, Claim, outcome, tally
 
 Figure = dict[str, Any]
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1) -> str:
-    """A table; the first ``text`` columns are text, the others numbers."""
+    """Return a table; the first ``text`` columns are text, the others numbers."""
     rule = "|---" * text + "|---:" * (len(head) - text) + "|"
     lines = ["| " + " | ".join(head) + " |", rule]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def policies(rows: Sequence[Figure], paper: Mapping[str, str] | None = None) -> str:
-    """Rows of `benchmarks.quality.estimates.row`; paper: its figure by row."""
+    """Format rows of `benchmarks.quality.estimates.row`; paper: its figure by row."""
     kinds = list(rows[0]["by_kind"])
     head = ["", "bytes", "KB a token", *kinds, "increase", "predictions kept"]
     return markdown(
@@ -49,7 +49,7 @@ def percent(value: float) -> str:
 
 
 def percents(figure: Figure, sign: bool = False, digits: int = 1) -> str:
-    """A share with its interval, in per cent.
+    """Format a share with its interval, in per cent.
 
     >>> percents({"value": 0.076, "interval": [0.064, -0.01]}, sign=True)
     '+7.6 % (+6.4 to −1.0)'
@@ -61,13 +61,13 @@ def percents(figure: Figure, sign: bool = False, digits: int = 1) -> str:
 
 
 def number(figure: Figure, digits: int = 2, sign: bool = False) -> str:
-    """A figure with its interval."""
+    """Format a figure with its interval."""
     value, low, high = (_signed(x, sign, digits) for x in (figure["value"], *figure["interval"]))
     return f"{value} ({low} to {high})"
 
 
 def plus_minus(figure: Figure, show: Callable[[float], str] | None = None) -> str:
-    """A figure and half the width of its interval.
+    """Format a figure and half the width of its interval.
 
     >>> plus_minus({"value": 18.681, "interval": [17.5, 19.9]})
     '18.7 ± 1.2'
@@ -84,7 +84,7 @@ def _signed(value: float, sign: bool, digits: int = 1) -> str:
 
 
 def verdict(claim: Claim, results: Mapping[str, Any]) -> str | None:
-    """What a model says to a claim: a word and the figure, or the range of several figures."""
+    """Return a model's verdict on a claim: a word and the figure, or the range of several."""
     figures = claim.find(results)
     if not figures:
         return None

@@ -20,7 +20,7 @@ _BARS = "95 % intervals over windows"
 
 
 def policies(target: Path, models: Sequence[Figure]) -> None:
-    """What is lost against the bytes touched: the paper's widths, and plain rules."""
+    """Draw what is lost against the bytes touched: the paper's widths, and plain rules."""
     groups = (
         ("one width for all", _GREY, "s", ("all 75 %", "all 50 %")),
         ("single", _PINK, "X", ("single",)),
@@ -58,7 +58,7 @@ def policies(target: Path, models: Sequence[Figure]) -> None:
 
 
 def orders(target: Path, models: Sequence[Figure]) -> None:
-    """Bars: the five orders at half of the neurons."""
+    """Draw bars: the five orders at half of the neurons."""
     with _panels(target, models, 4.2, "Every expert at 50 % of its neurons, in each order",
                  f"{_BARS}; random: the range of three draws") as axes:  # fmt: skip
         for ax, model in zip(axes, models, strict=True):
@@ -74,7 +74,7 @@ def orders(target: Path, models: Sequence[Figure]) -> None:
 
 
 def roles(target: Path, models: Sequence[Figure]) -> None:
-    """Dominant against auxiliary, a point for each of the 20 most frequent combinations."""
+    """Draw dominant against auxiliary, a point for each of the 20 most frequent combinations."""
     with _panels(target, models, 4.6, "Masking one expert of a combination",
                  f"the 20 most frequent combinations; {_BARS}") as axes:  # fmt: skip
         for ax, model in zip(axes, models, strict=True):
@@ -101,7 +101,7 @@ def roles(target: Path, models: Sequence[Figure]) -> None:
 
 
 def shift(target: Path, models: Sequence[Figure]) -> None:
-    """Matrices: metadata of each kind of text on each kind, with tiers at random beside."""
+    """Draw matrices: metadata of each kind of text on each kind, with tiers at random beside."""
     from matplotlib.colors import LogNorm
 
     with _panels(target, models, 4.4, "Increase of perplexity (%) with metadata of other text",
@@ -144,11 +144,11 @@ def _cell(target: Figure, source: str) -> tuple[float, float | None]:
 
 
 def _objects(cells: Sequence[Sequence[Any]]) -> Any:
-    found = np.empty((len(cells), len(cells[0])), object)
+    array = np.empty((len(cells), len(cells[0])), object)
     for i, row in enumerate(cells):
         for j, cell in enumerate(row):
-            found[i, j] = cell
-    return found
+            array[i, j] = cell
+    return array
 
 
 def _points(
@@ -180,7 +180,7 @@ def _legend(axes: Sequence[Any]) -> None:
 def _panels(
     target: Path, models: Sequence[Figure], height: float, title: str, note: str, beside: float = 0
 ) -> Iterator[Any]:
-    """Axes for each model, side by side; written when the block ends.
+    """Yield axes for each model, side by side; write the file when the block ends.
 
     beside: inches for a legend.
     """

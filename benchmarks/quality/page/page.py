@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.claims import CLAIMS, CONTRADICTED, MIXED, OPEN, SHOWN, outcome
-from benchmarks.quality.extract import EXTRACT, extract
-from benchmarks.quality.sections import SECTIONS
-from benchmarks.quality.tables import markdown, verdict
+from benchmarks.quality.page.claims import CLAIMS, CONTRADICTED, MIXED, OPEN, SHOWN, outcome
+from benchmarks.quality.page.extract import EXTRACT, extract
+from benchmarks.quality.page.sections import SECTIONS
+from benchmarks.quality.page.tables import markdown, verdict
 from crisp.files import atomic
 
 Figure = dict[str, Any]
@@ -52,7 +52,7 @@ than two experts a token, its heaviest is always the dominant one, and there is 
 
 
 def render(content: Figure) -> str:
-    """The page."""
+    """Return the page as Markdown."""
     models = content["models"]
     parts = [_HEAD, _conditions(models), _HOW, _SHORT + "\n" + _claims(models)]
     for section in SECTIONS:
@@ -62,7 +62,7 @@ def render(content: Figure) -> str:
         for model in models:
             parts.append(f"### {model['name']}: {section.title[0].lower()}{section.title[1:]}")
             parts.append(section.body(model["experiments"][section.name]))
-            said = _said(section.name, model)
+            said = _claim_lines(section.name, model)
             if said:
                 parts.append(said)
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
@@ -70,7 +70,7 @@ def render(content: Figure) -> str:
 
 def write(root: Path, content: Figure) -> None:
     """Write figures, page and pictures, and the figures that `crisp reproduce` has."""
-    from benchmarks.quality.pictures import PICTURES
+    from benchmarks.quality.page.pictures import PICTURES
 
     (root / IMAGES).mkdir(parents=True, exist_ok=True)
     (root / EXTRACT).parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def write(root: Path, content: Figure) -> None:
 
 
 def as_json(content: Figure) -> str:
-    """The text of a file of figures."""
+    """Return the text of a file of figures."""
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
@@ -132,7 +132,7 @@ def _claims(models: list[Figure]) -> str:
 
 
 def _count(model: Figure) -> str:
-    """How many of the paper's observations a model shows."""
+    """Return how many of the paper's observations a model shows, in a sentence."""
     said = [
         outcome(claim, figures)
         for claim in CLAIMS
@@ -145,8 +145,8 @@ def _count(model: Figure) -> str:
     )
 
 
-def _said(section: str, model: Figure) -> str:
-    """What this model says to the claims of a section, as a list."""
+def _claim_lines(section: str, model: Figure) -> str:
+    """Return what this model shows of a section's claims, as a list."""
     lines = []
     for claim in CLAIMS:
         said = claim.section == section and verdict(claim, model["experiments"])

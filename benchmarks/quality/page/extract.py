@@ -1,12 +1,12 @@
-"""A few figures of docs/quality.json, for the wheel: `crisp reproduce` shows them."""
+"""A few figures of docs/quality.json for the wheel, where `crisp reproduce` shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.quality.claims import CLAIMS
-from benchmarks.quality.tables import verdict
+from benchmarks.quality.page.claims import CLAIMS
+from benchmarks.quality.page.tables import verdict
 
 Figure = dict[str, Any]
 EXTRACT = "crisp/reproduce/data/quality.json"
@@ -14,7 +14,7 @@ _KINDS = {"tiered": "tiered", "single": "tiered", "uniform": "uniform", "dropped
 
 
 def extract(content: Figure) -> Figure:
-    """The figures, by model; shares are 0 to 1, an estimate is [value, low, high].
+    """Return the figures, by model; shares are 0 to 1, an estimate is [value, low, high].
 
     A claim has the word that is said of it, and the figures it is said for.
     """
@@ -24,23 +24,24 @@ def extract(content: Figure) -> Figure:
     }
 
 
-def _model(found: Mapping[str, Any]) -> Figure:
-    masking, tiers = found["masking"], found["tiers"]
+def _model(experiments: Mapping[str, Any]) -> Figure:
+    masking, tiers = experiments["masking"], experiments["tiers"]
     return {
         "claims": {
             claim.text: said.removeprefix("**").split("**: ")
             for claim in CLAIMS
-            if claim.paper and (said := verdict(claim, found))
+            if claim.paper and (said := verdict(claim, experiments))
         },
-        "policies": _rows(found["policies"]["rows"]),
-        "orders": _rows(found["orders"]["uniform(.5)"]["rows"]),
-        "strategies": _rows(found["strategies"]["rows"]),
+        "policies": _rows(experiments["policies"]["rows"]),
+        "orders": _rows(experiments["orders"]["uniform(.5)"]["rows"]),
+        "strategies": _rows(experiments["strategies"]["rows"]),
         "masking": {
             part: _estimate(masking[part]) for part in ("dominant_cost", "auxiliary_cost", "ratio")
         },
-        "classes": {row["class"]: _estimate(row["lost"]) for row in found["classes"]["rows"]},
+        "classes": {row["class"]: _estimate(row["lost"]) for row in experiments["classes"]["rows"]},
         "expert": {
-            part: _estimate(found["expert"][f"where_{part}"]) for part in ("dominant", "auxiliary")
+            part: _estimate(experiments["expert"][f"where_{part}"])
+            for part in ("dominant", "auxiliary")
         },
         "tiers": {
             row["tier"]: {"share": row["share"], "kept": _estimate(row["retention"])}
@@ -49,7 +50,7 @@ def _model(found: Mapping[str, Any]) -> Figure:
         "cold": {row["auxiliary"]: _estimate(row["kept"]) for row in tiers["cold"]},
         "memory": [
             _stored(row)
-            for group in found["memory"]["groups"]
+            for group in experiments["memory"]["groups"]
             for row in group["rows"]
             if "router weight" not in row["label"]
         ],
@@ -59,14 +60,14 @@ def _model(found: Mapping[str, Any]) -> Figure:
                 for what, row in (("matched", own["matched"]),
                                   ("transferred", moved["transferred"]),
                                   ("refreshed", moved["refreshed"]))}}
-            for own in found["shift"]["targets"]
+            for own in experiments["shift"]["targets"]
             for source, moved in own["sources"].items()
         ],
     }  # fmt: skip
 
 
 def _stored(row: Figure) -> Figure:
-    """What is left to store, and what that loses; tiered widths still store everything."""
+    """Return what is left to store, and what that loses; tiered widths still store everything."""
     kind = _KINDS[_first(row["label"])]
     stored = {"tiered": 1.0, "uniform": row["share"], "dropping": row.get("stored")}[kind]
     kept = _estimate(row["retention"])
@@ -88,5 +89,5 @@ def _estimate(figure: Figure) -> list[float]:
 
 
 def _first(label: str) -> str:
-    """Its first word: tiered, single, uniform or dropped."""
+    """Return its first word: tiered, single, uniform or dropped."""
     return label.replace("(", " ").replace(",", " ").split()[0]

@@ -1,4 +1,4 @@
-"""What the paper says, and plain controls it does not have, held against our figures by rule.
+"""The claims of the paper and of plain controls, held against our figures by rule.
 
 A claim is about a difference with an interval: it is shown where the whole interval lies on the
 claimed side, contradicted where it lies on the other, and open where it holds 0.
@@ -29,7 +29,7 @@ class Claim:
 
 
 def outcome(claim: Claim, figures: Sequence[Figure]) -> str:
-    """One word for all ``figures``.
+    """Return one word for all ``figures``.
 
     >>> claim = Claim("", "", "", -1, lambda results: None)
     >>> outcome(claim, [{"value": -2.0, "interval": [-3, -1]}])
@@ -44,7 +44,7 @@ def outcome(claim: Claim, figures: Sequence[Figure]) -> str:
 
 
 def tally(claim: Claim, figures: Sequence[Figure], side: str) -> int:
-    """How many of the figures have the outcome ``side``."""
+    """Count the figures that have the outcome ``side``."""
     return sum(_side(figure, claim.sign) == side for figure in figures)
 
 

@@ -1,11 +1,11 @@
-"""All that is measured of a model, by name, in the order of the page."""
+"""The experiments: everything that is measured of a model, by name, in the order of the page."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.quality import roles, shift, tiers, widths
 from benchmarks.quality.estimates import Figure
+from benchmarks.quality.experiments import roles, shift, tiers, widths
 from benchmarks.quality.study import Study
 
 EXPERIMENTS: dict[str, Callable[[Study], Figure]] = {

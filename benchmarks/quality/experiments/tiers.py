@@ -1,4 +1,4 @@
-"""Tiers: whom uniform widths hurt, what each tier keeps, and other ways to the same bytes."""
+"""Tiers: what uniform widths cost each, what each keeps, and other ways to the same bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.quality import controls
 from benchmarks.quality.estimates import (
     Figure,
     Reading,
@@ -21,8 +20,9 @@ from benchmarks.quality.estimates import (
     grown,
     row,
 )
+from benchmarks.quality.experiments import expert_controls
+from benchmarks.quality.experiments.expert_controls import dropped
 from benchmarks.quality.setting import KINDS, scored
-from benchmarks.quality.stand_ins import dropped
 from benchmarks.quality.study import TIERED, Study
 from crisp.model.spec import ModelSpec
 from crisp.profile import Profile, tiers
@@ -39,13 +39,17 @@ SETTINGS = {
 
 
 def classes(study: Study) -> Figure:
-    """Figure 1: events by how frequent their combination is; uniform 50 % for all of them, and for
-    those of one class alone.
+    """Measure Figure 1: events by how frequent their combination is.
+
+    Uniform 50 % for all of them, and for those of one class alone.
     """
     of = by_frequency(study.prepared.pair_counts)
     events = _events(study, of)
     half = study.read("uniform(.5)", study.orders)
-    change, keep = nll_increase(half.scores, study.full.scores), top_kept(half.scores, study.full.scores)
+    change, keep = (
+        nll_increase(half.scores, study.full.scores),
+        top_kept(half.scores, study.full.scores),
+    )
     window, rows = study.full.scores.window, []
     for place, name in enumerate(CLASSES):
         own = events[:, place].astype(np.float64)
@@ -63,7 +67,7 @@ def classes(study: Study) -> Figure:
 
 @dataclass(frozen=True, eq=False)
 class HalfOfClass:
-    """Half width for combinations of one class; full for all others.
+    """A width policy: half width for combinations of one class, full for all others.
 
     The anchor goes with its first combination.
     """
@@ -74,18 +78,18 @@ class HalfOfClass:
     residency = counted = False
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> Self:
-        """Nothing is left to bind."""
+        """No-op: nothing is left to bind."""
         return self
 
     def table(self) -> None:
-        """Widths depend on more than a combination."""
+        """Return None: widths depend on more than a combination."""
 
     def __repr__(self) -> str:
         digest = sha256(self.classes.tobytes()).hexdigest()
         return f"HalfOfClass({self.narrow}, {self.n_blocks}, {digest[:16]})"
 
     def widths(self, layer: int, experts: Any, weights: Any, resident: Any) -> Any:
-        """Half or full."""
+        """Return half or full width of each (token, expert): [rows, k]."""
         own = self.classes[layer][experts[:, :1], experts]
         own[:, 0] = own[:, 1]
         widths = np.where(own == self.narrow, -(-self.n_blocks // 2), self.n_blocks)
@@ -93,7 +97,7 @@ class HalfOfClass:
 
 
 def by_frequency(pair_counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """[layers, E, E]: 0 for the top tenth of a layer's combinations, 1 to a half, 2 for the rest.
+    """Return 0 for the top tenth of a layer's combinations, 1 to a half, 2 else: [layers, E, E].
 
     >>> counts = np.zeros((1, 3, 3), int)
     >>> counts[0, [0, 0, 1], [1, 2, 2]] = 5, 9, 1
@@ -113,7 +117,7 @@ def by_frequency(pair_counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def by_tier(study: Study) -> Figure:
-    """Figure 15: what the tokens of each tier keep, and how wide the Cold tier's auxiliary is."""
+    """Measure Figure 15: what tokens of each tier keep, by the width of Cold's auxiliary too."""
     events = _events(study, tiers(study.prepared, Fraction(3, 5), Fraction(9, 10)))
     full, window = study.full, study.full.scores.window
     readings = {
@@ -151,15 +155,15 @@ def by_tier(study: Study) -> Figure:
 
 
 def same_memory(study: Study) -> Figure:
-    """Figure 9: tiered widths, uniform widths and dropped experts at matched bytes.
+    """Measure Figure 9: tiered widths, uniform widths and dropped experts at matched bytes.
 
     Widths are matched by the bytes a token touches; dropping, which touches as many as before, by
     the bytes that are left to store.
     """
     spec, model, groups = study.spec, study.loaded.model, []
     worth = {
-        "dropped, fewest activations": controls.activations(study.known),
-        "dropped, least output": controls.saliency(study.known),
+        "dropped, fewest activations": expert_controls.activations(study.sums),
+        "dropped, least output": expert_controls.saliency(study.sums),
     }
     for name, width in SETTINGS.items():
         found = {name: study.read(width, study.orders, study.prepared)}
@@ -170,7 +174,7 @@ def same_memory(study: Study) -> Figure:
         found[label] = study.read(f"uniform({float(min(uniform, Fraction(1)))})", study.orders)
         keep = max(spec.top_k, round(share * spec.n_experts))
         for rule, own in worth.items():
-            gone = controls.least(own, spec.n_experts - keep)
+            gone = expert_controls.least(own, spec.n_experts - keep)
             found[rule] = _without(study, model, f"{rule} {keep}", gone)
         others = list(found)[1:]
         if study.pairs:
@@ -207,7 +211,10 @@ def _without(
 
 
 def _events(study: Study, of: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """[scored tokens, 3]: events of each class in the full model's routing; of [layers, E, E]."""
+    """Count each class's events in the full model's routing: [scored tokens, 3].
+
+    of: the class of each combination, [layers, E, E].
+    """
     study.arrange(study.orders)
     routes = study.routes(study.heldout)
     rows = scored(study.heldout)

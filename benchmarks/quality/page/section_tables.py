@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from benchmarks.quality import paper
-from benchmarks.quality.tables import Figure, markdown, number, percent, percents, plus_minus
-from benchmarks.quality.tables import policies as table
+from benchmarks.quality.page import paper_rows
+from benchmarks.quality.page.tables import Figure, markdown, number, percent, percents, plus_minus
+from benchmarks.quality.page.tables import policies as table
 
 
 def policies(found: Figure) -> str:
-    """Figure 7."""
-    return table(found["rows"], paper.ROWS["policies"])
+    """Format Figure 7."""
+    return table(found["rows"], paper_rows.ROWS["policies"])
 
 
 def orders(found: Figure) -> str:
-    """Figure 12, at both widths."""
-    half = table(found["uniform(.5)"]["rows"], paper.ROWS["orders"])
+    """Format Figure 12, at both widths."""
+    half = table(found["uniform(.5)"]["rows"], paper_rows.ROWS["orders"])
     rest = table(found["uniform(.75)"]["rows"])
     return f"At 50 % of the neurons:\n\n{half}\n\nAt 75 %:\n\n{rest}"
 
 
 def strategies(found: Figure) -> str:
-    """Figure 13 and Table 4, then controls."""
+    """Format Figure 13 and Table 4, then controls."""
     first = len(found["paper_rows"])
-    ours = table(found["rows"][:first], paper.ROWS["strategies"])
+    ours = table(found["rows"][:first], paper_rows.ROWS["strategies"])
     return f"{ours}\n\nControls:\n\n{table(found['rows'][first:])}"
 
 
 def masking(found: Figure) -> str:
-    """Figure 4, combination by combination."""
+    """Format Figure 4, combination by combination."""
     rows = [
         [
             f"layer {own['layer']}: {own['dominant']} with {own['auxiliary']}",
@@ -54,7 +54,7 @@ def masking(found: Figure) -> str:
 
 
 def _larger(found: Figure) -> float:
-    """How many times the larger cost of each combination is the smaller, in the mean."""
+    """Return how many times the larger cost of a combination is the smaller, in the mean."""
     costs = [
         sorted((own["dominant_cost"]["value"], own["auxiliary_cost"]["value"]))
         for own in found["pairs"]
@@ -63,7 +63,7 @@ def _larger(found: Figure) -> float:
 
 
 def classes(found: Figure) -> str:
-    """Figure 1."""
+    """Format Figure 1."""
     rows = [
         [
             own["class"],
@@ -71,7 +71,7 @@ def classes(found: Figure) -> str:
             percents(own["lost"]),
             percents(own["increase"], sign=True),
             percents(own["alone"]["increase"], sign=True),
-            paper.ROWS["classes"][own["class"]],
+            paper_rows.ROWS["classes"][own["class"]],
         ]
         for own in found["rows"]
     ]
@@ -83,7 +83,7 @@ def classes(found: Figure) -> str:
 
 
 def expert(found: Figure) -> str:
-    """Figure 2."""
+    """Format Figure 2."""
     rows = [
         [
             f"with expert {own['partner']}",
@@ -105,7 +105,7 @@ def expert(found: Figure) -> str:
 
 
 def tiers(found: Figure) -> str:
-    """Figure 15: both of its panels."""
+    """Format Figure 15: both of its panels."""
     head = ["tier", "events", "predictions kept", "only this tier's rule: kept",
             "only this tier's rule: perplexity of all tokens", "paper: kept, events"]  # fmt: skip
     rows = [
@@ -115,7 +115,7 @@ def tiers(found: Figure) -> str:
             plus_minus(own["retention"], percent),
             plus_minus(own["alone"], percent),
             percents(own["alone_increase"], sign=True),
-            paper.ROWS["tiers"][own["tier"]],
+            paper_rows.ROWS["tiers"][own["tier"]],
         ]
         for own in found["rows"]
     ]
@@ -125,7 +125,7 @@ def tiers(found: Figure) -> str:
             plus_minus(own["kept"], percent),
             percent(own["share"]),
             percents(own["increase"], sign=True),
-            paper.ROWS["cold"][own["auxiliary"]],
+            paper_rows.ROWS["cold"][own["auxiliary"]],
         ]
         for own in found["cold"]
     ]
@@ -136,7 +136,7 @@ def tiers(found: Figure) -> str:
 
 
 def memory(found: Figure) -> str:
-    """Figure 9, setting by setting."""
+    """Format Figure 9, setting by setting."""
     kinds = list(found["groups"][0]["rows"][0]["by_kind"])
     rows = []
     for group in found["groups"]:
@@ -161,7 +161,7 @@ def _kept(own: Figure) -> str:
 
 
 def shift(found: Figure) -> str:
-    """Figure 16, with measured roles and without."""
+    """Format Figure 16, with measured roles and without."""
     same = ", ".join(
         f"{own['a']} on {own['b']} {percent(own['events'])}" for own in found["same_tier"]
     )
@@ -196,7 +196,7 @@ def _cells(own: Figure) -> list[str]:
 
 
 def settling(found: Figure) -> str:
-    """By calibration tokens."""
+    """Format how figures settle with more calibration tokens."""
     rows = [
         [
             f"{own['tokens']:,}",
@@ -213,7 +213,7 @@ def settling(found: Figure) -> str:
 
 
 def roles(found: Figure) -> str:
-    """What each way costs, then how far they agree."""
+    """Format what each method of telling roles costs, then how far they agree."""
     rows = [
         [
             name,

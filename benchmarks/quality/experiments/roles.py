@@ -1,4 +1,4 @@
-"""Roles of experts: what masking one of a pair costs, and how well cheaper ways agree."""
+"""Roles of experts: what masking one of a pair costs, and how well cheaper methods agree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.quality.estimates import Figure, combined, conditional, difference, figure, grown
-from benchmarks.quality.masking import most_frequent, pair_by_pair, without
+from benchmarks.quality.experiments.masking import most_frequent, pair_by_pair, without
 from benchmarks.quality.setting import KINDS
 from benchmarks.quality.study import ROLES, Study
 from crisp.prepare.ablation import Ablation
@@ -23,7 +23,7 @@ LEAST = 32  # tokens of a combination that is shown
 
 
 def masking(study: Study) -> Figure:
-    """Figure 4: roles decided on calibration text, cost of masking measured on held-out text."""
+    """Measure Figure 4: roles from calibration text, cost of masking on held-out text."""
     pairs = most_frequent(study.prepared, TOP)
     first = _dominant(study)
     text = study.windows("heldout", KINDS.values(), study.amounts.masking)
@@ -58,8 +58,10 @@ def masking(study: Study) -> Figure:
 
 
 def one_expert(study: Study) -> Figure:
-    """Figure 2: an expert that is dominant in some combinations and auxiliary in others, dropped
-    from its layer; what the tokens of each combination lose.
+    """Measure Figure 2: what tokens lose when an expert is dropped from its layer.
+
+    The expert is dominant in some combinations and auxiliary in others; each combination is
+    reported.
     """
     first = _dominant(study)
     layer, expert = _two_faced(study, first)
@@ -67,29 +69,29 @@ def one_expert(study: Study) -> Figure:
     experts, gains, windows = without(Ablation(study.loaded.model, study.heldout), layer, expert)
     anchored = experts[:, 0] == expert
     leads = {True: np.zeros(len(gains)), False: np.zeros(len(gains))}  # combinations of a token
-    found: list[Figure] = []
+    combinations: list[Figure] = []
     for partner in range(study.spec.n_experts):
         beside = (experts[:, 1:] == partner).any(1)
-        own = np.where(anchored, beside, experts[:, 0] == partner)
-        if partner == expert or not own.any():
+        tokens = np.where(anchored, beside, experts[:, 0] == partner)
+        if partner == expert or not tokens.any():
             continue
         dominates = bool(first[layer, expert, partner] == expert)
-        leads[dominates] += own
-        if own.sum() >= LEAST:
-            mean = conditional(gains, own.astype(np.float64), windows)
-            found.append({
+        leads[dominates] += tokens
+        if tokens.sum() >= LEAST:
+            mean = conditional(gains, tokens.astype(np.float64), windows)
+            combinations.append({
                 "partner": partner,
-                "tokens": int(own.sum()),
+                "tokens": int(tokens.sum()),
                 "dominant": dominates,
                 "increase": grown(mean),
             })  # fmt: skip
-    found.sort(key=lambda one: -one["tokens"])
-    shown = sorted(found[:SHOWN], key=lambda one: -one["increase"]["value"])
+    combinations.sort(key=lambda one: -one["tokens"])
+    shown = sorted(combinations[:SHOWN], key=lambda one: -one["increase"]["value"])
     return {
         "layer": layer,
         "expert": expert,
         "pairs": shown,
-        "combinations": len(found),
+        "combinations": len(combinations),
         "difference": difference(gains, leads[True], leads[False], windows),
         "where_dominant": grown(conditional(gains, leads[True], windows)),
         "where_auxiliary": grown(conditional(gains, leads[False], windows)),
@@ -97,16 +99,16 @@ def one_expert(study: Study) -> Figure:
 
 
 def agreements(study: Study) -> Figure:
-    """How close cheaper ways of telling roles are to one another, and what each costs."""
+    """Measure how well cheaper methods of telling roles agree, and what each costs."""
     spec, amounts = study.spec, study.amounts
     layers, n = len(spec.moe_layers), spec.n_experts
     every = len(KINDS)
-    sources: dict[str, dict[int, Any]] = {"local": study.local(study.known)}
+    sources: dict[str, dict[int, Any]] = {"local": study.local(study.sums)}
     cost: dict[str, dict[str, Any]] = {
-        "by router weight": {"passes": 0, "tokens": study.known.tokens, "seconds": 0},
-        "local": {"passes": 0, "tokens": study.known.tokens, "seconds": 0},
+        "by router weight": {"passes": 0, "tokens": study.sums.tokens, "seconds": 0},
+        "local": {"passes": 0, "tokens": study.sums.tokens, "seconds": 0},
     }
-    sources["by router weight"] = {k: _first(own) for k, own in study.known.layers.items()}
+    sources["by router weight"] = {k: _first(sums) for k, sums in study.sums.layers.items()}
     methods: dict[str, tuple[Exact | Grouped, int]] = {"grouped": (ROLES, amounts.roles)}
     if study.pairs:
         methods["grouped, text of exact"] = (Grouped(), amounts.exact)
@@ -115,12 +117,15 @@ def agreements(study: Study) -> Figure:
         sources[name], seconds = study.roles(method, tokens)
         passes = layers * (n * (n - 1) if isinstance(method, Exact) else int(method.passes))
         cost[name] = {
-            "method": spell_method(method), "passes": passes, "tokens": tokens * every, "seconds": seconds
-        }  # fmt: skip
-    whole = {name: study.everywhere(own) for name, own in sources.items()}
-    known = {name: dominant(own) for name, own in whole.items()}
+            "method": spell_method(method),
+            "passes": passes,
+            "tokens": tokens * every,
+            "seconds": seconds,
+        }
+    whole = {name: study.everywhere(increase) for name, increase in sources.items()}
+    dominants = {name: dominant(increase) for name, increase in whole.items()}
     for name in sources:
-        cost[name]["heavier"] = _heavier(study, known[name])
+        cost[name]["heavier"] = _heavier(study, dominants[name])
     names = list(sources)
     return {
         "cost": cost,
@@ -133,7 +138,7 @@ def agreements(study: Study) -> Figure:
 
 
 def _first(sums: LayerSums) -> npt.NDArray[np.float64]:
-    """At [i, j], how often i is the heavier one in the pair {i, j}, of the pair's tokens."""
+    """Return, at [i, j], the share of the pair's tokens in which i is the heavier expert."""
     total = sums.anchored + sums.anchored.T
     share: npt.NDArray[np.float64] = np.divide(
         sums.anchored, total, out=np.full(total.shape, np.nan), where=total > 0
@@ -142,30 +147,30 @@ def _first(sums: LayerSums) -> npt.NDArray[np.float64]:
 
 
 def _heavier(study: Study, roles: npt.NDArray[np.int16]) -> float:
-    """Share of events whose heavier expert is the dominant one, where roles are known."""
-    same = known = 0
+    """Return the share of events whose heavier expert is dominant, where roles are measured."""
+    same = decided = 0
     n = study.spec.n_experts
-    for layer, sums in study.known.layers.items():
-        own = roles[layer]
-        heavy = np.broadcast_to(np.arange(n)[:, None], own.shape)
-        same += int(sums.anchored[own == heavy].sum())
-        known += int(sums.anchored[own >= 0].sum())
-    return same / known
+    for layer, sums in study.sums.layers.items():
+        layer_roles = roles[layer]
+        heavy = np.broadcast_to(np.arange(n)[:, None], layer_roles.shape)
+        same += int(sums.anchored[layer_roles == heavy].sum())
+        decided += int(sums.anchored[layer_roles >= 0].sum())
+    return same / decided
 
 
 def _dominant(study: Study) -> npt.NDArray[np.int16]:
-    """[layers, E, E]: as measured, else the expert that is the heavier one more often."""
+    """Return the dominant experts [layers, E, E]: as measured, else the more often heavier one."""
     measured = dominant(study.everywhere(study.increase))
-    often = dominant(study.everywhere({k: _first(own) for k, own in study.known.layers.items()}))
+    often = dominant(study.everywhere({k: _first(sums) for k, sums in study.sums.layers.items()}))
     return np.where(measured >= 0, measured, often)
 
 
 def _two_faced(study: Study, first: npt.NDArray[np.int16]) -> tuple[int, int]:
-    """(layer, expert) with the most tokens in the rarer of its two roles."""
+    """Return the (layer, expert) with the most tokens in the rarer of its two roles."""
     counts = study.prepared.pair_counts
     counts = counts + counts.swapaxes(1, 2)
-    own = first == np.arange(first.shape[1])[None, :, None]  # [layer, expert, partner]
-    leads = (counts * own).sum(2)
-    follows = (counts * (~own & (first >= 0))).sum(2)
+    dominates = first == np.arange(first.shape[1])[None, :, None]  # [layer, expert, partner]
+    leads = (counts * dominates).sum(2)
+    follows = (counts * (~dominates & (first >= 0))).sum(2)
     layer, expert = np.unravel_index(np.minimum(leads, follows).argmax(), leads.shape)
     return int(layer), int(expert)

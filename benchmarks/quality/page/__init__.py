@@ -1,0 +1,1 @@
+"""docs/quality.md: its sections, tables, pictures and claims, made of docs/quality.json."""

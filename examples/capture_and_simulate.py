@@ -1,0 +1,26 @@
+"""Record the routing of a small model that writes text, then simulate policies with it.
+
+Needs the extra hf: pip install '.[hf]'
+"""
+
+from pathlib import Path
+
+from crisp import load_setup
+from crisp.capture import Recipe, capture
+from crisp.checkpoint.loading import load_model
+from crisp.sim import simulate
+
+ROOT = Path(__file__).resolve().parents[1]
+
+model = load_model(str(ROOT / "traces/tiny-mixtral"))
+recipe = Recipe(prompt_tokens=32, new_tokens=33, sequences=4)
+trace = capture(model, [ROOT / "README.md"], recipe)
+trace.save("mine.trace.safetensors")
+
+# The first half of the sequences is counted, the rest is run. The routing is the small model's;
+# the sizes are those of a large one with as many experts.
+setup = load_setup("mine.trace.safetensors", model="mixtral-8x7b", bits="4.25")
+for policy in ("fo", "lru", "crisp"):
+    metrics = simulate(setup.case(policy, "30%"), "rtx4090-pcie4").metrics
+    print(f"{policy:5} {metrics['tokens_per_second']:6.1f} tokens/s", end="")
+    print(f"  {metrics['bytes_per_token'] / 1e6:6,.0f} MB loaded a token")

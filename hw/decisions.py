@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from crisp.run.case import Case
 from crisp.run.driver import replay_timeline
@@ -44,7 +44,7 @@ def replay_decisions(case: Case, log: DecisionLog) -> bool:
         start = layers.index(layer) * n
         return scheduler.residency.resident[start : start + n]
 
-    def events() -> Iterator[tuple[int, list[Task], Iterable[int]]]:
+    def events() -> Iterator[tuple[int, list[Task], Sequence[int]]]:
         for event in workload.events(case.steps()):
             if event.experts is not None:
                 yield event.layer, workload.tasks(event, residents), event.guess

@@ -5,9 +5,9 @@ How a load becomes a read of the disk:
 1. ``EventScheduler.next_load`` chooses the blocks, and what they evict, when the link is free;
    `crisp.run.driver.Driver.next_load` asks it.
 2. `Executor._begin_load` takes a slot of the pool for each block, and calls ``Device.copy``.
-3. `crisp.hw.devices.cpu.device.CpuDevice.copy` passes the slots' memory to ``Files.begin``, and has
-   its reading thread wait for the end.
-4. `crisp.hw.store.block_io.Files.begin` cuts the bytes into requests, and submits the first one.
+3. `crisp.hw.devices.cpu.device.CpuDevice.copy` passes the slots' memory to ``StoreFiles.begin``,
+   and has its reading thread wait for the end.
+4. `crisp.hw.store.block_io.StoreFiles.begin` cuts the bytes into requests, and submits the first.
 5. `crisp.hw.store.aio.AsynchronousRead.begin` makes the system call, ``io_submit``.
 6. When the reading thread has seen the end it calls `Executor._loaded`, which tells the scheduler
    and begins the next load.
@@ -29,7 +29,6 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
-from crisp.extensions import describe_origins
 from crisp.hardware.energy import Energy, StateDurations
 from crisp.hardware.profile import HardwareProfile
 from crisp.hw.devices.batch import ExpertBatch
@@ -323,11 +322,9 @@ def measured_run(
     figures, if one did. total_ns, lookup_ns: the run's time, and what turning the routers' answers
     into widths took of it.
     """
-    origin = describe_origins([("device", str(device["name"]))])  # of a plugin's
-    described_device = dict(device) | ({"plugins": origin} if origin else {})
     settings = case.settings("hw", None if hardware is None else hardware.to_dict())
     return finish(
-        settings | {"device": described_device, "store": dict(store)},
+        settings | {"device": dict(device), "store": dict(store)},
         case.spec,
         cost=None,
         scheduler=executor.scheduler,

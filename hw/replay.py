@@ -23,7 +23,7 @@ from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.devices.protocol import Device
 from crisp.hw.devices.slots import Slots, slots_needed
 from crisp.hw.executor import Executor, measured_run
-from crisp.hw.store.reader import TYPES, Store
+from crisp.hw.store.reader import TORCH_TYPES, Store
 from crisp.hw.telemetry.metering import metering, power_model
 from crisp.run.case import Case
 from crisp.run.result import Run
@@ -95,7 +95,7 @@ def replay(
         executor.end_step(step)
         total_ns = executor.finish()
         metered.stop()
-        description = device.describe()
+        description = options.describe(device)
     return measured_run(
         case,
         description,
@@ -122,6 +122,6 @@ class _Activations:
         if n not in self._placed:
             random = torch.Generator().manual_seed(0)
             rows = torch.randn(n, self._store.spec.d_model, generator=random)  # [n, d_model]
-            rows = rows.to(getattr(torch, TYPES[self._store.dtype]))
+            rows = rows.to(getattr(torch, TORCH_TYPES[self._store.dtype]))
             self._placed[n] = self._device.place(rows)
         return self._placed[n]

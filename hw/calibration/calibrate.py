@@ -27,7 +27,7 @@ from crisp.hw.devices.batch import ExpertBatch
 from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.devices.protocol import BlockRange, Copy, Device
 from crisp.hw.model.resident import ResidentModel
-from crisp.hw.store.reader import TYPES, Store
+from crisp.hw.store.reader import TORCH_TYPES, Store
 
 ROWS = (1, 2, 4, 16, 64, 256)
 _LEAST, _MOST, _VISIT_NS = 3, 16, 50_000_000  # operations, and their time, when a size is visited
@@ -125,7 +125,7 @@ def activations(store: Store) -> Callable[[int], Any]:
     """Random ones on the processor: rows -> [rows, d_model] in the store's type."""
     torch = import_extra("torch")
     made = torch.randn(ROWS[-1], store.spec.d_model, generator=torch.Generator().manual_seed(0))
-    made = made.to(getattr(torch, TYPES[store.dtype]))
+    made = made.to(getattr(torch, TORCH_TYPES[store.dtype]))
     return lambda rows: made[:rows]
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from typing import Any
 
 from crisp.errors import CrispError, unknown_name
-from crisp.extensions import find_name
+from crisp.extensions import describe_origins, find_name
 from crisp.hw.devices.protocol import WAYS, Device
 from crisp.hw.store.reader import Store
 from crisp.units import format_bytes
@@ -69,6 +70,12 @@ class DeviceOptions:
     def open(self, store: Store, slots: int) -> Device:
         """Open the device, with a pool of so many slots; to be closed."""
         return self.kind.open(self, store, slots)
+
+    def describe(self, device: Device) -> dict[str, Any]:
+        """Return what a run's settings say of the device, and of the plugin it comes from."""
+        origin = describe_origins([("device", self.device)])
+        plugin = {"name": self.device, "plugins": origin} if origin else {}
+        return device.describe() | plugin
 
     @property
     def torch_device(self) -> str:

@@ -97,7 +97,7 @@ def generate(
             offloaded.end()
         total_ns = executor.finish()
         metered.stop()
-        described = device.describe()
+        described = options.describe(device)
     about = f"prompt sha256:{hashlib.sha256(prompt.encode()).hexdigest()}"
     case = replace(case, trace=_trace(model, offloaded.routing(), len(ids), about))
     run = measured_run(

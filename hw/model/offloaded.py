@@ -21,7 +21,7 @@ from crisp.hw.devices.batch import expert_batches
 from crisp.hw.executor import Executor
 from crisp.hw.model.lookup import Lookup
 from crisp.hw.model.resident import ResidentModel
-from crisp.hw.store.reader import TYPES
+from crisp.hw.store.reader import TORCH_TYPES
 from crisp.model.quantization import BITS
 from crisp.policy.prefetch import ROUTER
 from crisp.run.case import Case
@@ -38,7 +38,9 @@ class Offloaded:
         self._layers, self._experts = model.found.layers, case.spec.n_experts
         own = model.loaded.model.dtype  # whole numbers are of no type of their own
         quantised = model.store.dtype in BITS
-        self._kind = own if quantised else getattr(import_extra("torch"), TYPES[model.store.dtype])
+        self._kind = (
+            own if quantised else getattr(import_extra("torch"), TORCH_TYPES[model.store.dtype])
+        )
         self._widths = case.policy.width.bind(case.spec, case.profile, True)
         self._lookup = Lookup(
             case.spec, self._widths, executor.device.upload, executor.device.fetch

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,19 +16,23 @@ from typing import Any
 from crisp.adapter import ExpertLayout, Experts, expert_layout
 from crisp.checkpoint.conversion import Conversion
 from crisp.checkpoint.files import Checkpoint, open_checkpoint, weights_digest
-from crisp.checkpoint.loading import LoadedModel, load_config, load_tokenizer, one_line_errors
+from crisp.checkpoint.loading import (
+    LoadedModel,
+    load_config,
+    load_tokenizer,
+    model_without_weights,
+    one_line_errors,
+)
 from crisp.checkpoint.skeleton import compute_buffers, set_tensor
 from crisp.errors import CrispError
 from crisp.extras import import_extra
-from crisp.hw.store.blocks import blocks_of
-from crisp.hw.store.checkpoint_experts import ExpertReader, skeleton
-from crisp.hw.store.packing import activation_of
+from crisp.hw.store.checkpoint_experts import ExpertReader, locate_experts
+from crisp.hw.store.encoding import encode_blocks
+from crisp.hw.store.packing import read_activation
 from crisp.hw.store.reader import Store
 from crisp.model.spec import ModelSpec
 from crisp.profile.metadata import FILE, Metadata
-
-Progress = Callable[[int, int], None]
-"""``(done, total)``, in bytes"""
+from crisp.progress import Progress, no_progress
 
 _FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
@@ -50,7 +53,7 @@ def open_resident(
     *,
     device: str = "cpu",
     verify: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> ResidentModel:
     """The model in ``folder``, in its own type, with its experts in ``store``.
 
@@ -67,8 +70,7 @@ def open_resident(
     _same_weights(checkpoint, store, verify, progress)
     torch, transformers = import_extra("torch"), import_extra("transformers")
     kind = config.dtype or _kind(checkpoint)
-    with one_line_errors(str(folder), "its config"), torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=kind).eval()
+    model = model_without_weights(folder, config, kind).eval()
     _keep_float32(model, kind)
     found = expert_layout(model)
     stored = {name for layer in found.layers for name in _stored(Experts.of(layer))}
@@ -79,8 +81,7 @@ def open_resident(
     for name, tensor in conversion.tensors(wanted.keys()):
         set_tensor(model, name, tensor.to(device))
         done += tensor.nbytes
-        if progress is not None:
-            progress(done, total)
+        progress(done, total)
     # The checkpoint has one of the names that a tied tensor goes by, or all of them.
     missing = {name for name, x in model.state_dict().items() if name in wanted and x.is_meta}
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
@@ -120,9 +121,7 @@ def same_geometry(folder: Path, store: Store) -> ModelSpec:
     return spec
 
 
-def _same_weights(
-    checkpoint: Checkpoint, store: Store, verify: bool, progress: Progress | None
-) -> None:
+def _same_weights(checkpoint: Checkpoint, store: Store, verify: bool, progress: Progress) -> None:
     """Raise CrispError where the folder's weights can be told from those that were packed."""
     folder = checkpoint.folder
     refused = CrispError(f"{store.path}: was packed from other weights than those in {folder}")
@@ -131,13 +130,13 @@ def _same_weights(
     if verify and weights_digest(folder, progress) != store.weights:
         raise refused
     config = folder / "config.json"
-    if activation_of(json.loads(config.read_bytes()), str(config)) != store.activation:
+    if read_activation(json.loads(config.read_bytes()), str(config)) != store.activation:
         raise refused
-    found = skeleton(folder, store.spec, store.activation)
+    found = locate_experts(folder, store.spec, store.activation)
     hashed, layers = import_extra("xxhash").xxh3_64_intdigest, store.spec.moe_layers
     for row in sorted({0, len(layers) - 1}):
         with ExpertReader(checkpoint, found, lambda more: None) as reader:
-            blocks = blocks_of(reader, store.spec, layers[row], store.dtype)
+            blocks = encode_blocks(reader, store.spec, layers[row], store.dtype)
             seen = [hashed(own.data) for own in islice(blocks, store.spec.n_blocks)]
         if seen != store.hashes(row)[0].tolist():
             raise refused

@@ -1,7 +1,7 @@
-"""A read that begins in one thread and ends in another: Linux's io_submit, one read at a time.
+"""Asynchronous reads: begun in one thread and ended in another, by Linux's io_submit.
 
-So a disk is at work from the moment at which somebody decides what it reads, and what else there is
-to do then is done meanwhile. The C library has no functions for it, only `syscall`.
+So the disk is at work from the moment at which a load is decided on, while the deciding thread goes
+on. The C library has no functions for these system calls, only `syscall`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CALLS = {  # io_setup, io_destroy, io_getevents, io_submit
     "x86_64": (206, 207, 208, 209),
     "aarch64": (0, 1, 4, 2),
 }
-_PREADV = 7  # of <linux/aio_abi.h>, like the structures
+_PREADV = 7  # IOCB_CMD_PREADV of <linux/aio_abi.h>, like the structures
 MOST_PLACES = 1024  # of one read, here and in preadv (UIO_MAXIOV)
 _ONE = ctypes.c_long(1)
 _SYSTEM = ctypes.CDLL(None, use_errno=True).syscall
@@ -46,10 +46,10 @@ class _Ended(ctypes.Structure):
 
 
 class AsynchronousRead:
-    """At most one read on its way; `close` when done."""
+    """A context of the kernel for one read at a time; `close` when done."""
 
     def __init__(self) -> None:
-        """Raises OSError where the system has no such reads, or lets nobody have more of them."""
+        """Raises OSError where the system has no asynchronous reads, or allows no more of them."""
         machine = platform.machine()
         if sys.platform != "linux" or machine not in _CALLS or ctypes.sizeof(ctypes.c_void_p) != 8:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -62,23 +62,26 @@ class AsynchronousRead:
         self._requests = ctypes.pointer(ctypes.pointer(self._request))
 
     @classmethod
-    def opened(cls, n: int, file: int) -> list[AsynchronousRead]:
-        """So many, each of which has read a page of ``file`` (open with O_DIRECT); none where the
-        system has no such reads, refuses them, or lets nobody have so many more.
+    def open_several(cls, n: int, file: int) -> list[AsynchronousRead]:
+        """Return ``n`` contexts, each tried by reading a page of ``file`` (open with O_DIRECT).
+
+        Returns none where the system has no asynchronous reads, refuses them, or allows fewer.
         """
-        made: list[AsynchronousRead] = []
+        contexts: list[AsynchronousRead] = []
         try:
-            while len(made) < n:
-                made.append(cls())
-                made[-1]._try(file)
+            while len(contexts) < n:
+                contexts.append(cls())
+                contexts[-1]._try(file)
         except OSError:
-            while made:
-                made.pop().close()
-        return made
+            while contexts:
+                contexts.pop().close()
+        return contexts
 
     def begin(self, file: int, places: Sequence[memoryview], offset: int) -> bool:
-        """Begin to read from ``offset`` on into at most MOST_PLACES, which the caller keeps until
-        `end`; whether it has begun.
+        """Submit a read from byte ``offset`` of a file into places (io_submit); return whether the
+        system accepted it.
+
+        places: at most MOST_PLACES, which the caller keeps alive until `end`.
         """
         for i, place in enumerate(places):
             self._vector[2 * i] = ctypes.addressof(ctypes.c_char.from_buffer(place))
@@ -88,27 +91,28 @@ class AsynchronousRead:
         return bool(_SYSTEM(self._submit, self._context, _ONE, self._requests) == 1)
 
     def end(self) -> int:
-        """Wait for it: the bytes that were read. Raises OSError as preadv does."""
+        """Wait for the read (io_getevents) and return its bytes. Raises OSError as preadv does."""
         self._call(self._getevents, self._context, _ONE, _ONE, ctypes.byref(self._ended), None)
-        found = int(self._ended.result)
-        if found < 0:
-            raise OSError(-found, os.strerror(-found))
-        return found
+        result = int(self._ended.result)
+        if result < 0:
+            raise OSError(-result, os.strerror(-result))
+        return result
 
     def close(self) -> None:
-        """When nothing is on its way; more than once is fine."""
+        """Free the context, when no read is on its way; idempotent."""
         if self._context.value:
             self._call(self._destroy, self._context)
             self._context = ctypes.c_ulong(0)
 
     def _try(self, file: int) -> None:
-        """Raise OSError unless reads begin and end."""
+        """Raise OSError unless a read of the file's first page begins and ends."""
         with mmap.mmap(-1, mmap.PAGESIZE) as memory, memoryview(memory) as page:
             if not self.begin(file, [page], 0):
                 raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
             self.end()
 
     def _call(self, *args: object) -> None:
+        """Make a system call, again after an interrupt; raise OSError if it fails."""
         while _SYSTEM(*args) < 0:
             code = ctypes.get_errno()
             if code != errno.EINTR:

@@ -1,4 +1,9 @@
-"""Reading blocks from a store's files into given places, past the page cache where that goes."""
+"""Read blocks of a store's files into given memory, past the page cache where the system allows it.
+
+A read of an expert's blocks is one contiguous range of a file. It is cut into requests of at most
+``read_bytes`` bytes; the first is begun asynchronously (`crisp.hw.store.aio`), the others are read
+with preadv by whoever waits for the end.
+"""
 
 from __future__ import annotations
 
@@ -19,33 +24,35 @@ from crisp.hw.store.reader import Store
 from crisp.model.spec import PAGE
 
 SIZES = (1 << 18, 1 << 20, 1 << 22, 1 << 24)  # bytes of one system call that are tried
-WHOLE = 1 << 30  # bytes of one that leave a request as it is
-_TRIAL = 1 << 24  # bytes that are read to try one
-_chosen: dict[tuple[Path, int], int] = {}  # by store and room: all runs of a command read alike
+WHOLE = 1 << 30  # bytes: a request of this size is never cut up
+_TRIAL = 1 << 24  # bytes that are read to try one size
+# The size chosen, by store and buffer's bytes, so that all runs of a command read alike.
+_read_sizes: dict[tuple[Path, int], int] = {}
 _CLOSE = 1.1  # so much slower is no reason to cut requests up: trials are noisy, and cuts add up
 
-Begun = Callable[[], int]
-"""a read that has begun: waits for it, and gives its bytes as preadv does"""
+PendingRead = Callable[[], int]
+"""A read that has begun: waits for its end and returns the bytes read, as preadv does."""
 
 
-class Files:
-    """A store's files, open for reading at any place; `close` when done."""
+class StoreFiles:
+    """The open files of a store, for reads at any place; `close` when done."""
 
     def __init__(self, store: Store) -> None:
-        """Raises DeviceError for a file that cannot be read, or is not the one it was."""
+        """Raises DeviceError for a file that cannot be read, or has been replaced."""
         self._store = store
-        refused = next(filter(None, map(direct_refused, store.files)), None)  # all of them, or none
+        # O_DIRECT is used for all of the files, or for none
+        refused = next(filter(None, map(direct_refused, store.files)), None)
         self.why_not_direct = refused and f"{store.path}: O_DIRECT is refused: {refused}"
         self.direct = refused is None
         self._files: list[int] = []
-        self._early: list[AsynchronousRead] = []
+        self._async_reads: list[AsynchronousRead] = []
         self.read_bytes = WHOLE
         try:
             for row, path in enumerate(store.files):
                 self._files.append(self._open(path))
                 self._check(row)
             if self.direct:  # two, so that one begins while the other ends
-                self._early = AsynchronousRead.opened(2, self._files[0])
+                self._async_reads = AsynchronousRead.open_several(2, self._files[0])
             self._opened = [*map(_state, self._files)]
         except BaseException:
             self.close()
@@ -53,8 +60,8 @@ class Files:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether `begin` begins anything."""
-        return bool(self._early)
+        """Whether `begin` begins the read before it is waited for."""
+        return bool(self._async_reads)
 
     def check(self) -> None:
         """Raise DeviceError if a file has been written to since it was opened."""
@@ -63,9 +70,9 @@ class Files:
                 raise DeviceError(f"{path}: was written to while it was read")
 
     def close(self) -> None:
-        """Close all files, when nothing is read from them; more than once is fine."""
-        for early in self._early:
-            early.close()
+        """Close all files, when nothing is read from them any more; idempotent."""
+        for async_read in self._async_reads:
+            async_read.close()
         while self._files:
             file = self._files.pop()
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -74,11 +81,10 @@ class Files:
     def read(
         self, row: int, expert: int, first: int, places: Sequence[memoryview], at: int = 0
     ) -> None:
-        """An expert's bytes from byte ``at`` of block ``first`` on, into places one after the
-        other: all page-aligned, for instance a place for every block.
+        """Read an expert's bytes, from byte ``at`` of block ``first`` on, into places in turn.
 
-        Raises DeviceError, naming the file, for whatever the system says, and for a file that has
-        become shorter.
+        places: page-aligned memory, for instance of a slot for each block. Raises DeviceError,
+        naming the file, for errors of the system and for a file that has become shorter.
         """
         start = self._store.offset(row, expert, first) + at
         self._read(row, start, _requests(places, self.read_bytes))
@@ -86,22 +92,28 @@ class Files:
     def begin(
         self, row: int, expert: int, first: int, places: Sequence[memoryview]
     ) -> Callable[[], None]:
-        """Begin what `read` does. What is returned ends it, in any thread, and must be called
-        before the next but one begins; it raises what `read` does.
+        """Begin to read an expert's blocks into places, by ``AsynchronousRead.begin``.
+
+        Returns a function that reads the rest and waits for the end. It may be called in any
+        thread, must be called before the next but one read begins, and raises what `read` does.
         """
         start, requests = self._store.offset(row, expert, first), _requests(places, self.read_bytes)
-        own = next(requests)
+        request = next(requests)
         begun = None
-        if self._early:
-            self._early.reverse()
-            early = self._early[0]
-            begun = early.end if early.begin(self._files[row], own, start) else None
-        return partial(self._read, row, start, chain((own,), requests), begun)
+        if self._async_reads:
+            self._async_reads.reverse()  # by turns: at most two are on their way
+            async_read = self._async_reads[0]
+            begun = async_read.end if async_read.begin(self._files[row], request, start) else None
+        return partial(self._read, row, start, chain((request,), requests), begun)
 
     def _read(
-        self, row: int, start: int, requests: Iterable[list[memoryview]], begun: Begun | None = None
+        self,
+        row: int,
+        start: int,
+        requests: Iterable[list[memoryview]],
+        begun: PendingRead | None = None,
     ) -> None:
-        """All requests, of which the first may have begun."""
+        """Read all requests in turn, of which the first may have begun."""
         path, file, offset = self._store.files[row], self._files[row], start
         for pieces in requests:
             offset = self._fill(path, file, offset, pieces, begun)
@@ -109,18 +121,20 @@ class Files:
         self._forget(file, start, offset - start)
 
     def choose_size(self, buffer: memoryview, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        """Set `read_bytes` to what reads fast here, by reading the first file into ``buffer``: to
-        the largest size that is close to the fastest. 44 MB (a block of Mixtral's) took a fifth
-        longer in pieces of 4 MiB than at once. A process asks once for each store.
+        """Set `read_bytes` to the largest size that reads nearly as fast as the fastest one.
+
+        Sizes are tried by reading the first file into ``buffer``, once for each store in a process.
+        (44 MB, a block of Mixtral's, took a fifth longer in requests of 4 MiB than in one.)
         """
         most = min(len(buffer), _TRIAL, os.fstat(self._files[0]).st_size - PAGE)
         most -= most % PAGE
         key = self._store.path, most
-        if key not in _chosen:
-            _chosen[key] = self._fastest(buffer, most, clock)
-        self.read_bytes = _chosen[key]
+        if key not in _read_sizes:
+            _read_sizes[key] = self._fastest(buffer, most, clock)
+        self.read_bytes = _read_sizes[key]
 
     def _fastest(self, buffer: memoryview, most: int, clock: Callable[[], int]) -> int:
+        """Time reads of ``most`` bytes in requests of several sizes; return the size to use."""
         taken: dict[int, int] = {}
         for size in 2 * [*(size for size in SIZES if size < most), most]:  # the first starts cold
             begin, offset = clock(), PAGE
@@ -132,6 +146,7 @@ class Files:
         return WHOLE if best == most else best
 
     def _open(self, path: Path) -> int:
+        """Return a file's descriptor, with O_DIRECT where that is possible."""
         try:
             file = os.open(path, os.O_RDONLY | (os.O_DIRECT if self.direct else 0))
         except OSError as error:
@@ -140,7 +155,7 @@ class Files:
         return file
 
     def _check(self, row: int) -> None:
-        """Raise DeviceError unless a file is as long as it was, and has its header."""
+        """Raise DeviceError unless a file still has its length and its header."""
         path, file, store = self._store.files[row], self._files[row], self._store
         expected = store.offset(row, store.spec.n_experts - 1, store.spec.n_blocks)
         found = os.fstat(file).st_size
@@ -156,7 +171,7 @@ class Files:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # what opening the store has left
 
     def _forget(self, file: int, start: int, length: int) -> None:
-        """Leave nothing in the page cache, where reading goes by it."""
+        """Drop a range of a file from the page cache, if reads go through it."""
         if not self.direct:
             os.posix_fadvise(file, start, length, os.POSIX_FADV_DONTNEED)
 
@@ -166,9 +181,12 @@ class Files:
         file: int,
         offset: int,
         places: list[memoryview],
-        begun: Begun | None = None,
+        begun: PendingRead | None = None,
     ) -> int:
-        """Fill the places with the file's bytes from ``offset`` on; returns where they end."""
+        """Fill the places with the file's bytes from ``offset`` on; return the offset behind them.
+
+        begun: the read of these places that has begun already, if one has.
+        """
         while places:
             try:
                 count = begun() if begun else os.preadv(file, places, offset)
@@ -189,14 +207,14 @@ class Files:
 
 
 def _state(file: int) -> tuple[int, int]:
-    """What a write to a file changes: its size, its time of modification in ns."""
-    found = os.fstat(file)
-    return found.st_size, found.st_mtime_ns
+    """Return what a write to a file changes: its size, and its time of modification in ns."""
+    status = os.fstat(file)
+    return status.st_size, status.st_mtime_ns
 
 
 def direct_refused(path: Path) -> str | None:
-    """Why a file cannot be read with O_DIRECT, at once or when it is tried; None: it can, or has
-    another fault, which opening it will tell.
+    """Return why a file cannot be read with O_DIRECT; None: it can, or it has another fault, which
+    opening it will report.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -215,7 +233,7 @@ def direct_refused(path: Path) -> str | None:
 
 
 def _requests(places: Sequence[memoryview], most: int) -> Iterator[list[memoryview]]:
-    """The places, cut where needed, in runs of at most so many bytes."""
+    """Yield requests of at most ``most`` bytes and MOST_PLACES places; places are cut if needed."""
     run: list[memoryview] = []
     room = most
     for place in places:
@@ -231,14 +249,14 @@ def _requests(places: Sequence[memoryview], most: int) -> Iterator[list[memoryvi
         yield run
 
 
-class Pace:
-    """A token bucket: a link of so many bytes a second.
+class RateLimit:
+    """A token bucket that slows reads down to so many bytes a second.
 
-    A request that follows at once begins when the one before was due, so that waking up too late is
-    made good by the next; a link that was idle has saved up nothing.
+    A request that follows at once counts from when the one before was due, so that waking up too
+    late is made good by the next; an idle link saves up nothing.
     """
 
-    SLACK = 3_000_000  # ns: a request that follows within so much follows at once
+    SLACK = 3_000_000  # ns between two requests that follow each other at once
 
     def __init__(
         self,
@@ -246,17 +264,17 @@ class Pace:
         clock: Callable[[], int],
         sleep: Callable[[float], bool] | None = None,
     ) -> None:
-        """sleep: for so many seconds; returns whether there is nothing more to wait for."""
+        """sleep: waits for so many seconds; returns whether waiting has been stopped."""
         self._rate, self._clock, self._end = bytes_per_second, clock, threading.Event()
         self._sleep = sleep or self._end.wait
         self._since, self._bytes = clock(), 0  # without a pause, and how much since then
 
     def stop(self) -> None:
-        """Whoever waits, waits no longer."""
+        """End all waiting."""
         self._end.set()
 
     def wait(self, start: int, n_bytes: int) -> None:
-        """Return when a request of ``n_bytes`` that began at ``start`` is due, or is late."""
+        """Wait until a request of ``n_bytes`` that began at ``start`` (ns) is due."""
         if start - self._due() > self.SLACK:
             self._since, self._bytes = start, 0
         self._bytes += n_bytes

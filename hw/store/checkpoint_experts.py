@@ -1,4 +1,4 @@
-"""The routed experts of a checkpoint one after the other, neuron by neuron, in either spelling."""
+"""Read a checkpoint's routed experts one by one, neuron by neuron, however it stores them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy as np
 from crisp.adapter import ExpertLayout, Experts, expert_layout
 from crisp.checkpoint.expert_tensors import ExpertTensor, expert_tensors
 from crisp.checkpoint.files import Checkpoint, TensorEntry, combine_digests
-from crisp.checkpoint.loading import load_config, one_line_errors
+from crisp.checkpoint.loading import load_config, model_without_weights, one_line_errors
 from crisp.checkpoint.streaming import ByteSource, hash_tiles, read_tiles
 from crisp.errors import CrispError
 from crisp.extras import import_extra
-from crisp.hw.store.numbers import UNSIGNED, Array, all_finite
+from crisp.hw.store.dtypes import UNSIGNED, Array, all_finite
 from crisp.model.spec import ModelSpec
 
 GATE, UP, DOWN = range(3)
-# What the tensors of experts are called -> their parts; two stand behind one another or interleaved
+# Parts of an expert by its tensors' names; two parts are concatenated or interleaved in a tensor
 _PARTS = {
     "w1": (GATE,), "gate_proj": (GATE,),
     "w3": (UP,), "up_proj": (UP,),
@@ -31,29 +31,30 @@ _PARTS = {
 
 
 class Expert(NamedTuple):
-    """Bits as in the checkpoint: gate, up, down [d_ff, d_model], views into what was read."""
+    """The numbers of one expert, as bits of the checkpoint's type: views into what was read."""
 
-    matrices: tuple[Array, Array, Array]
-    biases: tuple[Array, ...]  # [d_ff] of gate and up; none where the model has none
+    matrices: tuple[Array, Array, Array]  # gate, up and down, [d_ff, d_model] each
+    biases: tuple[Array, ...]  # of gate and up, [d_ff] each; empty where the model has none
 
 
 class ExpertReader:
-    """Experts are asked for once each, layer by layer and in order; every byte that is read, and in
-    the end all others, go into the hash of the weights.
+    """Reads each expert once, layer by layer and in order, and hashes the weights meanwhile.
+
+    `weights` hashes what is left, and returns the digest of the whole checkpoint.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, found: ExpertLayout, advance: Callable[[int], None]
+        self, checkpoint: Checkpoint, layout: ExpertLayout, advance: Callable[[int], None]
     ) -> None:
-        """found: as of `skeleton`. advance: told how many more bytes were read."""
+        """layout: of `locate_experts`. advance: called with the bytes read since its last call."""
         self._checkpoint, self._advance = checkpoint, advance
-        self._places = expert_tensors(checkpoint, found)
-        self.kind = self._only_kind()  # of all experts' weights, as safetensors spells it
-        self._experts = {layer.index: Experts.of(layer) for layer in found.layers}
+        self._places = expert_tensors(checkpoint, layout)
+        self.kind = self._only_kind()  # safetensors' name of the type of all experts' weights
+        self._experts = {layer.index: Experts.of(layer) for layer in layout.layers}
         self._by_layer: dict[int, list[tuple[TensorEntry, ExpertTensor]]] = {}
         for name, place in self._places.items():
-            own = self._by_layer.setdefault(place.layer, [])
-            own.append((checkpoint.tensors[name], place))
+            tensors = self._by_layer.setdefault(place.layer, [])
+            tensors.append((checkpoint.tensors[name], place))
         self._hashes: dict[str, Any] = {}
         self._sources: dict[str, ByteSource] = {}
         self._stack = ExitStack()
@@ -71,21 +72,21 @@ class ExpertReader:
         self._stack.close()
 
     def expert(self, layer: int, expert: int) -> Expert:
-        """One expert, in memory; CrispError for NaN and infinite weights."""
+        """Read one expert. Raises CrispError for NaN and infinite weights."""
         parts: dict[int, Array] = {}
         biases: tuple[Array, ...] = ()
         for tensor, place in self._by_layer[layer]:
             if not place.first <= expert < place.first + place.count:
                 continue
-            own = self._by_neuron(tensor, place, expert)
+            numbers = self._by_neuron(tensor, place, expert)
             if tensor.name.endswith("_bias"):
-                biases = own[0, :, 0], own[1, :, 0]
+                biases = numbers[0, :, 0], numbers[1, :, 0]
             else:
-                parts |= dict(zip(_PARTS[_leaf(tensor.name)], own, strict=True))
+                parts |= dict(zip(_PARTS[_leaf(tensor.name)], numbers, strict=True))
         return Expert((parts[GATE], parts[UP], parts[DOWN]), biases)
 
     def weights(self) -> str:
-        """`crisp.checkpoint.files.weights_digest`; what was not asked for is read now."""
+        """Hash the tensors that are left; return `crisp.checkpoint.files.weights_digest`."""
         tensors = self._checkpoint.tensors
         sums = {name: digest.hexdigest() for name, digest in self._hashes.items()}
         for tensor in tensors.values():
@@ -96,6 +97,7 @@ class ExpertReader:
         return combine_digests(tensors.values(), sums)
 
     def _only_kind(self) -> str:
+        """Return the type of all experts' weights; CrispError if there are several."""
         kinds = {self._checkpoint.tensors[name].dtype: name for name in self._places}
         if len(kinds) > 1:
             (one, name), (other, _), *_ = kinds.items()
@@ -106,7 +108,7 @@ class ExpertReader:
         return next(iter(kinds))
 
     def _by_neuron(self, tensor: TensorEntry, place: ExpertTensor, expert: int) -> Array:
-        """A tensor's share of one expert, [parts, d_ff, numbers of a neuron]."""
+        """Read a tensor's share of one expert: [parts, d_ff, numbers of a neuron]."""
         parts = len(_PARTS[_leaf(tensor.name)])
         data = np.empty((place.outer, place.d_ff, place.inner), UNSIGNED[tensor.dtype])
         offset = tensor.offset + (expert - place.first) * data.nbytes
@@ -128,20 +130,19 @@ class ExpertReader:
 
 
 def _leaf(name: str) -> str:
+    """Return the last part of a tensor's name."""
     return name.removesuffix(".weight").rpartition(".")[2]
 
 
-def skeleton(folder: Path, spec: ModelSpec, activation: str) -> ExpertLayout:
-    """Where the model in ``folder`` has its experts; no weight is read.
+def locate_experts(folder: Path, spec: ModelSpec, activation: str) -> ExpertLayout:
+    """Find the experts of the model in ``folder``; no weights are read.
 
-    Raises CrispError for a model that is not understood: none, another geometry than ``spec``, no
-    gate, or one that is not ``activation``.
+    Raises CrispError for a model without MoE layers, of another geometry than ``spec``, without
+    gates, or with an activation that is not ``activation``.
     """
-    torch, transformers = import_extra("torch"), import_extra("transformers")
-    config = load_config(folder)
-    with one_line_errors(str(folder), "its config"), torch.device("meta"):
-        found = expert_layout(transformers.AutoModelForCausalLM.from_config(config))
-    for layer in found.layers:
+    with one_line_errors(str(folder), "its config"):
+        layout = expert_layout(model_without_weights(folder, load_config(folder)))
+    for layer in layout.layers:
         experts = Experts.of(layer)
         if not experts.has_gate:
             raise CrispError(f"{folder}: {layer.name} has no gate; gated experts were expected")
@@ -153,13 +154,13 @@ def skeleton(folder: Path, spec: ModelSpec, activation: str) -> ExpertLayout:
                 f"{folder}: the gate of {type(layer.experts).__name__} is not understood; "
                 f"{activation} was expected from the config"
             )
-    if tuple(layer.index for layer in found.layers) != spec.moe_layers:
+    if tuple(layer.index for layer in layout.layers) != spec.moe_layers:
         raise CrispError(f"{folder}: its MoE layers are not those its config says")
-    return found
+    return layout
 
 
 def _gate(module: Any) -> str | None:
-    """What stands between a module's projections, in a store's words."""
+    """Return the store's name of a module's activation; None: it has none."""
     plain = import_extra("transformers.integrations.moe")._default_apply_gate
     if type(module)._apply_gate is plain:
         kinds = import_extra("transformers.activations")

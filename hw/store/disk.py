@@ -1,4 +1,4 @@
-"""What a folder's disk gives: whether O_DIRECT works there, and how fast it is read."""
+"""Probe a folder's disk: whether O_DIRECT and asynchronous reads work there, and how fast it is."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ from crisp.hw.store.block_io import SIZES, direct_refused
 from crisp.model.spec import PAGE
 
 FILE_BYTES = 1 << 28  # of a temporary file
-SECONDS = 1.5  # of reading
+SECONDS = 1.5  # that reading takes
 _PIECE = 1 << 24  # bytes written at once
-
-Progress = Callable[[float], None]
-"""told the share that is done"""
 
 
 @dataclass(frozen=True)
-class Speed:
-    """How fast a file was read."""
+class ReadSpeed:
+    """The speed at which a file was read."""
 
     bytes_per_second: float
     read_bytes: int  # of one system call
@@ -33,39 +30,40 @@ class Speed:
 
 
 def why_not_direct(folder: Path) -> str | None:
-    """Why files of a folder cannot be read by O_DIRECT; None: they can.
+    """Return why files of a folder cannot be read with O_DIRECT; None: they can.
 
-    Raises OSError where no file can be made.
+    Raises OSError where no file can be created.
     """
-    with temporary(folder, PAGE) as path:
+    with temporary_file(folder, PAGE) as path:
         refused = direct_refused(path)
     return refused and f"refused: {refused}"
 
 
-def asynchronous(folder: Path) -> bool:
-    """Whether reads of a folder's files may begin in one thread and end in another.
+def supports_async_reads(folder: Path) -> bool:
+    """Return whether files of a folder can be read asynchronously (io_submit).
 
-    Raises OSError where no file can be made.
+    Raises OSError where no file can be created.
     """
-    with temporary(folder, PAGE) as path:
+    with temporary_file(folder, PAGE) as path:
         if direct_refused(path) is not None:
             return False
         file = os.open(path, os.O_RDONLY | os.O_DIRECT)
         try:
-            made = AsynchronousRead.opened(2, file)
+            contexts = AsynchronousRead.open_several(2, file)
         finally:
             os.close(file)
-    for one in made:
-        one.close()
-    return bool(made)
+    for context in contexts:
+        context.close()
+    return bool(contexts)
 
 
 @contextmanager
-def temporary(folder: Path, n_bytes: int, progress: Progress | None = None) -> Iterator[Path]:
-    """A file of random bytes on the disk, which has no name in its folder: whatever ends the block,
-    even a kill, nothing is left.
+def temporary_file(
+    folder: Path, n_bytes: int, progress: Callable[[float], None] | None = None
+) -> Iterator[Path]:
+    """Create a file of random bytes, without a name in its folder; yield a path to it.
 
-    Raises OSError where it cannot be made.
+    Whatever ends the block, even a kill, no file is left. Raises OSError where none can be created.
     """
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         piece = memoryview(os.urandom(min(n_bytes, _PIECE)))
@@ -74,15 +72,18 @@ def temporary(folder: Path, n_bytes: int, progress: Progress | None = None) -> I
             done += file.write(piece[: n_bytes - done])
             if progress is not None:
                 progress(done / n_bytes)
-        os.fsync(file)  # what is not on the disk yet is read from memory
+        os.fsync(file)  # or it would be read from memory
         yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
-def read_speed(path: Path, seconds: float = SECONDS, progress: Progress | None = None) -> Speed:
-    """Read a file from its start, again and again, with requests of several sizes: the fastest.
+def read_speed(
+    path: Path, seconds: float = SECONDS, progress: Callable[[float], None] | None = None
+) -> ReadSpeed:
+    """Read a file repeatedly, with requests of several sizes; return the speed of the fastest.
 
-    Each size has its part of the time. Without O_DIRECT the page cache is emptied of the file
-    before every pass. Raises OSError for a file that cannot be read or is smaller than a page.
+    Each size has an equal part of the time. Without O_DIRECT the file is dropped from the page
+    cache before every pass. Raises OSError for a file that cannot be read or is smaller than a
+    page.
     """
     direct = True
     try:
@@ -99,17 +100,17 @@ def read_speed(path: Path, seconds: float = SECONDS, progress: Progress | None =
             if progress is not None:
                 progress(turn / len(fitting))
             rate = _rate(file, length, size, seconds / len(fitting), direct)
-            speeds.append(Speed(rate, size, direct))
+            speeds.append(ReadSpeed(rate, size, direct))
         return max(speeds, key=lambda speed: speed.bytes_per_second)
     finally:
         os.close(file)
 
 
 def _rate(file: int, length: int, size: int, seconds: float, direct: bool) -> float:
-    """Bytes a second of requests of one size."""
+    """Return the bytes a second of requests of one size."""
     done, offset = 0, 0
     with closing(map_anonymous(size, "a buffer")) as buffer:
-        buffer[:] = bytes(size)  # all of it is there
+        buffer[:] = bytes(size)  # touched, so that every page is there from now on
         begin = time.monotonic()
         while (took := time.monotonic() - begin) < seconds or not done:
             if not offset and not direct:

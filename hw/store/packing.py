@@ -1,28 +1,26 @@
-"""pack(), pack_synthetic(): an expert store of a checkpoint, or of random weights."""
+"""Pack an expert store: of a checkpoint's experts, or of random weights."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from crisp.checkpoint.files import open_checkpoint
 from crisp.errors import CrispError
-from crisp.hw.store.blocks import RandomBlocks, blocks_of
-from crisp.hw.store.checkpoint_experts import ExpertReader, skeleton
+from crisp.hw.store.checkpoint_experts import ExpertReader, locate_experts
+from crisp.hw.store.dtypes import NAMES
+from crisp.hw.store.encoding import RandomBlocks, encode_blocks
 from crisp.hw.store.format import DTYPES
-from crisp.hw.store.numbers import NAMES
 from crisp.hw.store.reader import Store
 from crisp.hw.store.writer import check_new, new_store
 from crisp.model.quantization import BITS, check_groups
 from crisp.model.spec import ModelSpec
 from crisp.profile.metadata import FILE, Metadata
+from crisp.progress import Progress, counter, no_progress
 
-Progress = Callable[[int, int], None]
-"""``(done, total)``, in bytes"""
-
-# hidden_act of a config, and what a store calls a gate with it
+# the store's name of the activation, by hidden_act of a config
 _GATES = {"silu": "silu", "swish": "silu", "gelu": "gelu"}
 
 
@@ -32,7 +30,7 @@ def pack(
     *,
     dtype: str | None = None,
     block: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Store:
     """Write the routed experts of the checkpoint in ``folder`` to ``out``, a new or empty folder.
 
@@ -52,10 +50,10 @@ def pack(
         block = metadata.spec.block
     spec = spec.with_(block=block)
     config = json.loads((folder / "config.json").read_bytes())
-    activation = activation_of(config, str(folder / "config.json"))
-    found = skeleton(folder, spec, activation)
-    advance = _counting(progress, sum(tensor.nbytes for tensor in checkpoint.tensors.values()))
-    with ExpertReader(checkpoint, found, advance) as reader:
+    activation = read_activation(config, str(folder / "config.json"))
+    layout = locate_experts(folder, spec, activation)
+    advance = counter(progress, sum(tensor.nbytes for tensor in checkpoint.tensors.values()))
+    with ExpertReader(checkpoint, layout, advance) as reader:
         stored = dtype or next((key for key, kind in NAMES.items() if kind == reader.kind), None)
         if stored is None:
             raise CrispError(f"{folder}: its experts are {reader.kind}; --dtype has to be given")
@@ -64,7 +62,7 @@ def pack(
         spec = spec.with_(bits=DTYPES[stored], block=block)
         with new_store(out, spec, stored, activation) as writer:
             for layer in spec.moe_layers:
-                writer.layer(layer, blocks_of(reader, spec, layer, stored))
+                writer.layer(layer, encode_blocks(reader, spec, layer, stored))
             digest = reader.weights()
             if metadata is not None:
                 metadata.check_weights(digest, str(folder))
@@ -79,20 +77,20 @@ def pack_synthetic(
     dtype: str | None = None,
     activation: str | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Store:
     """Write random experts of the geometry of ``spec``, its block included, to ``out``.
 
     dtype: bf16, fp16, fp32, int8 or int4; None: fp32 if that is the model's, else bf16.
     activation: None: gpt_oss for a model with biases, else silu. The numbers: see
-    `crisp.hw.store.blocks.RandomBlocks`.
+    `crisp.hw.store.encoding.RandomBlocks`.
 
     Raises CrispError for a full disk, an ``out`` that is taken, and neurons that are not whole
     groups of ``dtype``.
     """
-    stored, spec = stored_as(spec, dtype, seed)
+    stored, spec = synthetic_geometry(spec, dtype, seed)
     activation = activation or ("gpt_oss" if spec.biases else "silu")
-    advance = _counting(progress, spec.routed_bytes)
+    advance = counter(progress, spec.routed_bytes)
     with new_store(out, spec, stored, activation) as writer:
         made = RandomBlocks(spec, stored, seed)
         for layer in spec.moe_layers:
@@ -101,10 +99,11 @@ def pack_synthetic(
     return Store.open(out)
 
 
-def stored_as(spec: ModelSpec, dtype: str | None, seed: int) -> tuple[str, ModelSpec]:
-    """(dtype, geometry) of random experts; None: fp32 if that is the model's dtype, else bf16.
+def synthetic_geometry(spec: ModelSpec, dtype: str | None, seed: int) -> tuple[str, ModelSpec]:
+    """Return (dtype, geometry) of a store of random experts.
 
-    Raises CrispError for what `pack_synthetic` would refuse before it writes anything.
+    dtype: None: fp32 if that is the model's, else bf16. Raises CrispError for what `pack_synthetic`
+    refuses before it writes anything.
     """
     _check_dtype(dtype)
     if spec.matrices != 3:
@@ -117,8 +116,8 @@ def stored_as(spec: ModelSpec, dtype: str | None, seed: int) -> tuple[str, Model
     return stored, spec.with_(bits=DTYPES[stored])
 
 
-def activation_of(config: Mapping[str, Any], where: str) -> str:
-    """What stands between an expert's projections, in a store's words; of a config.json.
+def read_activation(config: Mapping[str, Any], where: str) -> str:
+    """Return the store's name of the activation that a config.json names.
 
     Raises CrispError, naming ``where``, for one that no device computes.
     """
@@ -130,19 +129,8 @@ def activation_of(config: Mapping[str, Any], where: str) -> str:
     return _GATES[named]
 
 
-def _counting(progress: Progress | None, total: int) -> Callable[[int], None]:
-    done = 0
-
-    def advance(more: int) -> None:
-        nonlocal done
-        done += more
-        if progress is not None:
-            progress(done, total)
-
-    return advance
-
-
 def _check_dtype(dtype: str | None) -> None:
+    """Raise CrispError for a dtype that stores do not have."""
     if dtype is not None and dtype not in DTYPES:
         raise CrispError(f"--dtype {dtype}: expected {', '.join(DTYPES)}")
 
@@ -150,7 +138,7 @@ def _check_dtype(dtype: str | None) -> None:
 def _about(
     dtype: str, activation: str, weights: str | None = None, seed: int | None = None
 ) -> dict[str, Any]:
-    """What the index says besides geometry and files."""
+    """Return the fields of the index besides geometry and files."""
     return {
         "dtype": dtype,
         "activation": activation,

@@ -1,4 +1,4 @@
-"""The expert store: a model's routed experts in a folder, cut into blocks ready to be read.
+"""Open an expert store: a folder with a model's routed experts, cut into blocks ready to be read.
 
 ``store.json`` says what it holds; every MoE layer has a safetensors file with a U8 tensor
 ``expert.<e>`` [blocks, stride] for each expert; ``hashes.safetensors`` has XXH3 of every block.
@@ -26,8 +26,10 @@ from crisp.hw.store.format import DTYPES, HASHES, VERSION, file_name, header, ta
 from crisp.model.quantization import BITS, GROUP
 from crisp.model.spec import PAGE, STORE_INDEX, ModelSpec
 
-TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"} | dict.fromkeys(BITS, "bfloat16")
-"""What torch calls the numbers that a store's experts are given."""
+TORCH_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"} | dict.fromkeys(
+    BITS, "bfloat16"
+)
+"""torch's name of the type of an expert's input, by the store's dtype."""
 ACTIVATIONS = ("silu", "gelu", "gpt_oss")  # of the gate; the last is clamped, and takes biases
 ORIGINS = ("checkpoint", "synthetic")
 _LARGEST = 1 << 31  # any count of a geometry
@@ -41,7 +43,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Store:
-    """An opened store. ``spec`` is the geometry it was packed with: its bits and block.
+    """An opened store. ``spec`` is the geometry it was packed with, its bits and block included.
 
     A block is [block, d_model] gate rows, up rows and down rows (one each for every neuron), then
     [block] gate and up biases where the model has them, in ``dtype``; zeros fill what a short last
@@ -54,19 +56,19 @@ class Store:
     dtype: str  # a key of DTYPES
     activation: str  # one of ACTIVATIONS
     origin: str  # "checkpoint", or "synthetic": of random weights
-    weights: str | None  # of a checkpoint: crisp.checkpoint.files.weights_digest
+    weights: str | None  # the checkpoint's crisp.checkpoint.files.weights_digest
     seed: int | None  # of random weights
-    digest: str  # sha256 of store.json, which goes with every byte of the weights
+    digest: str  # sha256 of store.json, which identifies every byte of the weights
     files: tuple[Path, ...]  # by MoE row: the position of a layer among the MoE layers
     offsets: tuple[tuple[int, ...], ...]  # by MoE row, of each expert's block 0 in its file
     tables: tuple[str, ...]  # by MoE row, sha256 of its blocks' hashes
 
     @classmethod
     def open(cls, path: str | Path) -> Store:
-        """The store in a folder, in milliseconds: weights are not read.
+        """Open the store in a folder, in milliseconds: weights are not read.
 
         Raises CrispError, naming the file, for one that is missing, cut off, of another version or
-        another store, or damaged where that can be told without reading weights.
+        another store, or damaged in a way that shows without reading weights.
         """
         folder = Path(path)
         fields, digest = _index(folder)
@@ -93,11 +95,11 @@ class Store:
         )
 
     def offset(self, row: int, expert: int, block: int) -> int:
-        """Where a block begins in ``files[row]``, in bytes: a multiple of 4096."""
+        """Return the byte at which a block begins in ``files[row]``: a multiple of 4096."""
         return self.offsets[row][expert] + block * self.spec.block_bytes
 
     def hashes(self, row: int) -> npt.NDArray[np.uint64]:
-        """XXH3 (64 bits) of all bytes of each block of a layer: [experts, blocks].
+        """Return XXH3 (64 bits) of all bytes of each block of a layer: [experts, blocks].
 
         Raises CrispError if the table is damaged or missing.
         """
@@ -115,25 +117,24 @@ class Store:
         return table
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise CrispError unless experts of ``spec`` can be read here.
+        """Raise CrispError unless the experts of ``spec`` can be read from this store.
 
-        It may have fewer layers, and everything outside the routed experts is its own affair.
+        ``spec`` may have fewer layers; nothing outside the routed experts is compared.
         """
-        own, asked = self.spec, spec
         for key in ("n_experts", "d_model", "d_ff", "biases", "bits", "block", "block_bytes"):
-            if getattr(own, key) != getattr(asked, key):
+            if getattr(self.spec, key) != getattr(spec, key):
                 raise CrispError(
-                    f"{self.path}: the store's {key} is {getattr(own, key)}, that of {asked.name} "
-                    f"is {getattr(asked, key)}"
+                    f"{self.path}: the store's {key} is {getattr(self.spec, key)}, that of "
+                    f"{spec.name} is {getattr(spec, key)}"
                 )
-        if own.moe_layers[: len(asked.moe_layers)] != asked.moe_layers:
+        if self.spec.moe_layers[: len(spec.moe_layers)] != spec.moe_layers:
             raise CrispError(
-                f"{self.path}: the store's MoE layers are {_span(own)}, those of {asked.name} "
-                f"{_span(asked)}"
+                f"{self.path}: the store's MoE layers are {_span(self.spec)}, those of {spec.name} "
+                f"{_span(spec)}"
             )
 
     def describe(self) -> dict[str, Any]:
-        """What the settings of a run say of the store, but for the geometry; safe for JSON."""
+        """Return what a run's settings say of the store besides its geometry; safe for JSON."""
         return {
             "dtype": self.dtype,
             "activation": self.activation,
@@ -144,11 +145,11 @@ class Store:
         }
 
 
-class Block(NamedTuple):
-    """The parts of one block, or of many: each of [..., block, d_model], biases [..., block].
+class BlockViews(NamedTuple):
+    """The parts of one block, or of many: matrices [..., block, d_model], biases [..., block].
 
-    int8 matrices are int8; int4 ones uint8 [..., block, d_model / 2], the even of two columns in
-    the low half of a byte. Both have scales.
+    int8 matrices are of int8; int4 ones of uint8 [..., block, d_model / 2], the even of two columns
+    in the low half of a byte. Both have scales.
     """
 
     gate: Any
@@ -159,14 +160,14 @@ class Block(NamedTuple):
     scales: Any  # [..., 3, block, d_model / 64]: of the gate, up and down; None if not quantised
 
 
-def views(buffer: Any, store: Store) -> Block:
-    """Views into blocks as they were read; nothing is copied.
+def view_blocks(buffer: Any, store: Store) -> BlockViews:
+    """Return views of the parts of blocks as they were read; nothing is copied.
 
-    buffer: a uint8 torch tensor [..., stride], of a slot or of a whole pool [slots, stride].
+    buffer: a uint8 torch tensor [..., stride], for instance a slot or a pool [slots, stride].
     """
     spec, torch, at = store.spec, import_extra("torch"), 0
     quantised = store.dtype in BITS
-    kind = torch.float16 if quantised else getattr(torch, TYPES[store.dtype])
+    kind = torch.float16 if quantised else getattr(torch, TORCH_TYPES[store.dtype])
     numbers = {"int8": torch.int8, "int4": torch.uint8}.get(store.dtype, kind)
     columns = spec.d_model // 2 if store.dtype == "int4" else spec.d_model
 
@@ -178,17 +179,19 @@ def views(buffer: Any, store: Store) -> Block:
     gate, up, down = (part(numbers, spec.block, columns) for _ in range(3))
     gate_bias, up_bias = (part(kind, spec.block) if spec.biases else None for _ in range(2))
     scales = part(kind, 3, spec.block, spec.d_model // GROUP) if quantised else None
-    return Block(gate, up, down, gate_bias, up_bias, scales)
+    return BlockViews(gate, up, down, gate_bias, up_bias, scales)
 
 
 class _Layer(NamedTuple):
+    """A checked file of a layer: see the fields of `Store`."""
+
     path: Path
     offsets: tuple[int, ...]
     table: str
 
 
 def _index(folder: Path) -> tuple[dict[str, Any], str]:
-    """What store.json says, of the right types, and its hash."""
+    """Return the fields of store.json, whose types are checked, and its sha256."""
     path = folder / STORE_INDEX
     if not path.is_file():
         what = f"lacks {STORE_INDEX}" if folder.is_dir() else "is no folder"
@@ -212,7 +215,7 @@ def _index(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _check(spec: ModelSpec, fields: Mapping[str, Any], where: str) -> None:
-    """Raise CrispError for a geometry that is not a store's."""
+    """Raise CrispError for fields that do not make sense or do not fit the geometry."""
     words = {"dtype": tuple(DTYPES), "activation": ACTIVATIONS, "origin": ORIGINS}
     for key, known in words.items():
         if fields[key] not in known:
@@ -242,28 +245,28 @@ def _check(spec: ModelSpec, fields: Mapping[str, Any], where: str) -> None:
 def _layer(
     folder: Path, where: str, spec: ModelSpec, kind: tuple[str, str], layer: int, entry: object
 ) -> _Layer:
-    """A layer's file, checked against its entry in the index as far as its header goes."""
+    """Check a layer's file, up to its weights, against its entry in the index."""
     expected = {"layer": layer, "name": file_name(layer)}
     if not isinstance(entry, dict) or {key: entry.get(key) for key in expected} != expected:
         raise CrispError(f"{where}: files: found {entry!r:.80}, expected one with {expected}")
     path = folder / file_name(layer)
-    found, size = _first_bytes(path)
+    first, size = _first_bytes(path)
     weights = spec.n_experts * spec.expert_bytes
-    if size != len(found) + weights:
+    if size != len(first) + weights:
         raise CrispError(
-            f"{path}: is {size} bytes, expected {len(found) + weights}: {len(found)} of header and "
+            f"{path}: is {size} bytes, expected {len(first) + weights}: {len(first)} of header and "
             f"{weights} of weights"
         )
-    if len(found) % PAGE:
-        raise CrispError(f"{path}: weights begin at byte {len(found)}, no multiple of {PAGE}")
-    if hashlib.sha256(found).hexdigest() != entry.get("header_sha256"):
+    if len(first) % PAGE:
+        raise CrispError(f"{path}: weights begin at byte {len(first)}, no multiple of {PAGE}")
+    if hashlib.sha256(first).hexdigest() != entry.get("header_sha256"):
         raise CrispError(
             f"{path}: its header is not the one {STORE_INDEX} names: of another store, or damaged"
         )
     try:
-        content = json.loads(found[8:])
+        content = json.loads(first[8:])
         table = content["__metadata__"]["hashes_sha256"]
-        good = isinstance(table, str) and found == header(spec, layer, table, *kind)
+        good = isinstance(table, str) and first == header(spec, layer, table, *kind)
     except (ValueError, RecursionError, KeyError, TypeError):
         good = False
     if not good:
@@ -271,12 +274,12 @@ def _layer(
             f"{path}: its header is none of layer {layer}, {spec.n_experts} experts of "
             f"{spec.n_blocks} blocks of {spec.block_bytes} bytes"
         )
-    starts = range(len(found), size, spec.expert_bytes)
+    starts = range(len(first), size, spec.expert_bytes)
     return _Layer(path, tuple(starts), table)
 
 
 def _first_bytes(path: Path) -> tuple[bytes, int]:
-    """A safetensors file's length and header, and the size of the file."""
+    """Return a safetensors file's length and header, and the size of the file in bytes."""
     if not path.is_file():
         state = "is no file" if path.exists() else "is missing"
         raise CrispError(f"{path}: {state}; experts of a layer were expected")

@@ -1,4 +1,4 @@
-"""Writing a store: a folder that appears when it is whole; if it fails, nothing is left behind."""
+"""Write a store: its folder appears when it is complete; after a failure nothing is left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from crisp.model.spec import STORE_INDEX, ModelSpec
 from crisp.prepare.folder import refuse_taken
 from crisp.units import format_bytes
 
-SYNC = 1 << 26  # bytes after which they are sent to the disk and leave the page cache
+SYNC = 1 << 26  # bytes after which data is flushed to the disk and dropped from the page cache
 _PART = ".part"
 _OWN = re.compile(rf"layer-\d+\.safetensors|{re.escape(HASHES)}|{re.escape(STORE_INDEX)}")
 
@@ -34,7 +34,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class StoreWriter:
-    """The folder of a store in the making."""
+    """Writes the files of a store into a folder."""
 
     def __init__(self, folder: Path, spec: ModelSpec, dtype: str, activation: str) -> None:
         self._folder, self._spec, self._kind = folder, spec, (dtype, activation)
@@ -44,8 +44,8 @@ class StoreWriter:
     def layer(self, layer: int, blocks: Iterable[Bytes]) -> None:
         """Write the file of a decoder layer.
 
-        blocks: [stride] each, every expert's, expert after expert; one is done with when the next
-        is asked for.
+        blocks: of all experts, one after the other, [stride] each; a block may change when the next
+        one is asked for.
         """
         spec, hashed = self._spec, import_extra("xxhash").xxh3_64_intdigest
         table = np.zeros((spec.n_experts, spec.n_blocks), np.uint64)
@@ -53,7 +53,7 @@ class StoreWriter:
         size = start + spec.n_experts * spec.expert_bytes
         path = self._folder / file_name(layer)
         with open_new_file(path) as file:
-            os.posix_fallocate(file, 0, size)  # a full disk is found now
+            os.posix_fallocate(file, 0, size)  # fails now if the disk is too full
             written = synced = start
             for place, block in zip(np.ndindex(table.shape), blocks, strict=True):
                 table[place] = hashed(block.data)
@@ -72,7 +72,7 @@ class StoreWriter:
         self._tables[table_name(layer)] = table
 
     def finish(self, about: dict[str, Any]) -> None:
-        """Write what goes with the layers. about: what the index says besides geometry, files."""
+        """Write hashes and index. about: the index's fields besides geometry and files."""
         index = {"version": VERSION, "spec": self._spec.to_dict(), **about, "files": self._files}
         content = json.dumps(index, indent=1).encode() + b"\n"
         for name, data in ((HASHES, save(self._tables)), (STORE_INDEX, content)):
@@ -82,7 +82,7 @@ class StoreWriter:
 
 
 def check_new(out: Path) -> None:
-    """Raise CrispError unless ``out`` is a new folder in one that exists, or an empty one."""
+    """Raise CrispError unless ``out`` is a new folder in an existing one, or an empty folder."""
     target = Path(os.path.realpath(out))
     if not target.parent.is_dir():
         raise CrispError(f"--out {out}: the folder {target.parent} does not exist")
@@ -92,14 +92,14 @@ def check_new(out: Path) -> None:
 
 @contextmanager
 def new_store(out: Path, spec: ModelSpec, dtype: str, activation: str) -> Iterator[StoreWriter]:
-    """A store is written within the block, and is in ``out`` after it; if it fails, nothing is.
+    """Yield a writer; what it has written is in ``out`` after the block, or not at all.
 
-    Raises CrispError as `check_new` does, for a disk that is full, and while another process writes
-    the same store.
+    Raises CrispError as `check_new` does, for a full disk, and while another process writes the
+    same store.
     """
     check_new(out)
     target = Path(os.path.realpath(out))
-    given = target.is_dir()  # it stays: others may stand in it, or it is a disk of its own
+    given = target.is_dir()  # it is kept: it may be a disk, or another process's working folder
     free = shutil.disk_usage(target if given else target.parent).free
     if spec.routed_bytes > free:
         needed = format_bytes(spec.routed_bytes)
@@ -107,7 +107,7 @@ def new_store(out: Path, spec: ModelSpec, dtype: str, activation: str) -> Iterat
     folder = target / _PART if given else target.with_name(f".{target.name}{_PART}")
     try:
         with _alone(folder):
-            check_new(out)  # whoever was here before may have made it
+            check_new(out)  # again: another process may have made it meanwhile
             yield StoreWriter(folder, spec, dtype, activation)
             if given:
                 _move(folder, target)
@@ -123,9 +123,10 @@ def new_store(out: Path, spec: ModelSpec, dtype: str, activation: str) -> Iterat
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """The folder is new, and this process's own; after a failure it is gone.
+    """Create and lock the folder for this process; remove it after a failure.
 
-    What a killed process left there goes first. Raises CrispError for anything else in its place.
+    What a killed process left there is removed first. Raises CrispError for anything else that is
+    in its place.
     """
     folder.mkdir(exist_ok=True)
     lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
@@ -152,7 +153,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _move(folder: Path, target: Path) -> None:
-    """Move all files, that which makes them a store last; if that fails, they are gone."""
+    """Move all files, the index last; remove them if that fails."""
     paths = sorted(folder.iterdir(), key=lambda path: path.name == STORE_INDEX)
     try:
         for path in paths:
@@ -165,23 +166,26 @@ def _move(folder: Path, target: Path) -> None:
 
 
 def _digest(table: npt.NDArray[np.uint64]) -> str:
+    """Return the sha256 of a layer's hashes."""
     return hashlib.sha256(table.tobytes()).hexdigest()
 
 
 def _write(file: int, data: memoryview, offset: int) -> None:
+    """Write all bytes at a place of a file."""
     while data:
         count = os.pwrite(file, data, offset)
         data, offset = data[count:], offset + count
 
 
 def _to_disk(file: int) -> None:
-    """All that was written so far; from memory it is gone, where the system has such a call."""
+    """Flush what was written to the disk, and drop it from the page cache if possible."""
     os.fsync(file)
     with suppress(OSError):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to the disk."""
     file = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -24,7 +24,7 @@ from crisp.hw.devices.protocol import BlockRange, Copy, Done
 from crisp.hw.devices.worker import Worker
 from crisp.hw.errors import DeviceError
 from crisp.hw.memory import check_available, map_anonymous
-from crisp.hw.store.block_io import Files, Pace
+from crisp.hw.store.block_io import RateLimit, StoreFiles
 from crisp.hw.store.reader import Store
 
 
@@ -52,7 +52,7 @@ class CpuDevice:
         self._hashes: dict[int, Any] = {}
         size = slots * self._stride
         check_available(size, f"a pool of {slots:,} blocks")
-        self._files = Files(store)
+        self._files = StoreFiles(store)
         try:
             memory = map_anonymous(size, f"a pool of {slots:,} blocks")
             self.pool: Any = np.frombuffer(memory, np.uint8).reshape(slots, self._stride)
@@ -64,7 +64,7 @@ class CpuDevice:
         except BaseException:
             self._files.close()
             raise
-        self._pace = None if link_limit is None else Pace(link_limit, self.clock)
+        self._pace = None if link_limit is None else RateLimit(link_limit, self.clock)
         # A read that has begun before its request: (row, expert, first, slots), what waits for it.
         self._ahead: tuple[tuple[int, int, int, list[int]], Callable[[], None]] | None = None
         self._streams: list[Worker] = []
@@ -110,7 +110,7 @@ class CpuDevice:
         return array
 
     def copy(self, request: Copy, done: Done) -> None:
-        """Begin to read blocks into slots by ``Files.begin``; the reading thread waits for the end.
+        """Begin to read blocks into slots by ``StoreFiles.begin``; the reading thread sees the end.
 
         The block that is known to come next is begun as well, so that the disk has its next request
         while this one ends. If another copy comes instead, that read is waited for first.

@@ -13,7 +13,7 @@ from typing import Any
 from crisp.extras import import_extra
 from crisp.hw.devices.gpu.streams import DeviceStreams
 from crisp.hw.memory import check_available, map_anonymous
-from crisp.hw.store.block_io import Files
+from crisp.hw.store.block_io import StoreFiles
 from crisp.hw.store.reader import Store
 
 CHUNK = 1 << 30  # bytes at most of one chunk, which is page-locked at once
@@ -78,7 +78,7 @@ def load_arena(
     spec = store.spec
     arena = Arena(streams, spec.block_bytes, spec.n_routed * spec.n_blocks, chunk)
     try:
-        files = Files(store)
+        files = StoreFiles(store)
         try:
             for entry in range(spec.n_routed):
                 row, expert = divmod(entry, spec.n_experts)

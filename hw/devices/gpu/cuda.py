@@ -15,7 +15,7 @@ from crisp.hw.devices.gpu.device import GpuDevice
 from crisp.hw.devices.gpu.sources import BlockSource, FromArena, FromDisk
 from crisp.hw.devices.gpu.streams import DeviceStreams
 from crisp.hw.memory import available_bytes
-from crisp.hw.store.block_io import Files
+from crisp.hw.store.block_io import StoreFiles
 from crisp.hw.store.reader import Store
 from crisp.units import format_bytes
 
@@ -43,7 +43,7 @@ def cuda(
     device = GpuDevice("cuda", streams, store)
     try:
         pool = device_pool(streams, store, slots)
-        files: Files | None = None
+        files: StoreFiles | None = None
         room, free = host_limit, available_bytes()
         if room is None:
             room = store.spec.routed_bytes if free is None else free - HEADROOM
@@ -53,7 +53,7 @@ def cuda(
             source: BlockSource = FromArena(streams, store, arena, pool)
             settings: dict[str, Any] = {"loads_from": "memory", "pageable": arena.pageable}
         else:
-            files = Files(store)
+            files = StoreFiles(store)
             device.resources.callback(files.close)
             buffers = Arena(streams, staging, 2)
             device.resources.callback(buffers.close)

@@ -35,7 +35,7 @@ from crisp.hw.devices.gpu.streams import DeviceStreams, StreamEvent
 from crisp.hw.devices.protocol import BlockRange, Copy, Done
 from crisp.hw.devices.worker import Worker
 from crisp.hw.errors import DeviceError
-from crisp.hw.store.block_io import Files
+from crisp.hw.store.block_io import StoreFiles
 from crisp.hw.store.reader import Store
 
 
@@ -60,13 +60,17 @@ class GpuDevice:
         self._source: BlockSource | None = None
         self._pool: Any = None
         self._settings: dict[str, Any] = {}
-        self._files: Files | None = None
+        self._files: StoreFiles | None = None
         self._link, self._compute = streams.stream(), streams.stream()
         self.resources = ExitStack()  # closed when no operation runs any more
         self._threads = [Worker(name, self.clock) for name in ("link", "compute")]
 
     def load_from(
-        self, source: BlockSource, pool: Any, settings: dict[str, Any], files: Files | None = None
+        self,
+        source: BlockSource,
+        pool: Any,
+        settings: dict[str, Any],
+        files: StoreFiles | None = None,
     ) -> None:
         """Set where blocks come from, and the pool in which kernels find them: uint8 [.., stride].
 

@@ -15,7 +15,7 @@ import numpy as np
 from crisp.hw.devices.gpu.arena import Arena, block_index
 from crisp.hw.devices.gpu.streams import DeviceStreams, StreamEvent
 from crisp.hw.devices.protocol import Copy
-from crisp.hw.store.block_io import Files
+from crisp.hw.store.block_io import StoreFiles
 from crisp.hw.store.reader import Store
 
 
@@ -69,7 +69,9 @@ class FromDisk:
     device, the disk fills the other.
     """
 
-    def __init__(self, streams: DeviceStreams, files: Files, staging: Arena, pool: Any) -> None:
+    def __init__(
+        self, streams: DeviceStreams, files: StoreFiles, staging: Arena, pool: Any
+    ) -> None:
         """staging: an arena of two blocks, which are the buffers."""
         self._streams, self._files, self._staging, self._pool = streams, files, staging, pool
         self._copied: list[StreamEvent | None] = [
@@ -113,7 +115,7 @@ class DirectToPool:
     A kernel that is launched when the read has ended sees what was read.
     """
 
-    def __init__(self, files: Files, pool: Any) -> None:
+    def __init__(self, files: StoreFiles, pool: Any) -> None:
         """pool: uint8 host tensor [slots, stride] that the device reaches."""
         self._files, self._pool = files, pool
 

@@ -26,8 +26,8 @@ from crisp.hw.devices.gpu.sources import BlockSource, DirectToPool, FromArena, M
 from crisp.hw.devices.gpu.streams import DeviceStreams
 from crisp.hw.devices.protocol import WAYS, BlockRange, Copy, Done
 from crisp.hw.memory import available_bytes
-from crisp.hw.store.block_io import Files
-from crisp.hw.store.reader import TYPES, Store
+from crisp.hw.store.block_io import StoreFiles
+from crisp.hw.store.reader import TORCH_TYPES, Store
 from crisp.units import format_bytes
 
 _TRIALS = 5  # experts that are timed; the median counts
@@ -78,7 +78,7 @@ def _from_disk(device: GpuDevice, streams: DeviceStreams, store: Store, slots: i
     device.resources.callback(pool.close)
     if pool.pageable is not None:
         raise CrispError(f"disk: the GPU cannot reach host memory: {pool.pageable}")
-    files = Files(store)
+    files = StoreFiles(store)
     device.resources.callback(files.close)
     source, settings = (
         DirectToPool(files, pool.chunks[0]),
@@ -133,7 +133,7 @@ def _median_times(device: GpuDevice, streams: DeviceStreams, store: Store) -> tu
     """Return the median times of loading an expert and of computing it for one row, in ns."""
     spec, loads, computations = store.spec, list[int](), list[int]()
     slots, one = range(spec.n_blocks), np.zeros(1, np.int64)
-    row = streams.empty(1, spec.d_model, dtype=TYPES[store.dtype])
+    row = streams.empty(1, spec.d_model, dtype=TORCH_TYPES[store.dtype])
     streams.launch(row.zero_)
     hidden = device.place(row)
     for expert in range(min(_TRIALS, spec.n_experts)):

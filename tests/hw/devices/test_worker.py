@@ -63,14 +63,14 @@ def test_ctrl_c_ends_a_run_whose_disk_is_gone(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c",
          "import os, crisp.hw.devices.worker\n"
-         "from crisp.hw.store.block_io import Files\n"
+         "from crisp.hw.store.block_io import StoreFiles\n"
          "from crisp.cli.main import main\n"
          "crisp.hw.devices.worker._JOIN_SECONDS = 0.2\n"
          f"pipe = os.open({str(tmp_path / 'pipe')!r}, os.O_RDWR)\n"
          "def read(*arguments):\n"
          "    print('reading', flush=True)\n"
          "    os.read(pipe, 1)\n"
-         "Files.begin = lambda *arguments: read\n"
+         "StoreFiles.begin = lambda *arguments: read\n"
          f"main({line!r})\n"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

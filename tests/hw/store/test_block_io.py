@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from crisp.hw.errors import DeviceError
 from crisp.hw.store import block_io as reading
 from crisp.hw.store.aio import AsynchronousRead
-from crisp.hw.store.block_io import Files, Pace, _requests
+from crisp.hw.store.block_io import RateLimit, StoreFiles, _requests
 from crisp.hw.store.packing import pack_synthetic
 from crisp.hw.store.reader import Store
 from crisp.model.spec import ModelSpec
@@ -60,13 +60,13 @@ def content(store: Store, row: int, expert: int, first: int, last: int) -> bytes
     return store.files[row].read_bytes()[begin:end]
 
 
-def opened(store: Store, read_bytes: int | None = None) -> Files:
-    files = Files(store)
+def open_several(store: Store, read_bytes: int | None = None) -> StoreFiles:
+    files = StoreFiles(store)
     files.read_bytes = read_bytes or files.read_bytes
     return files
 
 
-def read(files: Files, places: list[memoryview], *which: int) -> bytes:
+def read(files: StoreFiles, places: list[memoryview], *which: int) -> bytes:
     row, expert, first, last = which
     files.read(row, expert, first, places[: last - first])
     return b"".join(bytes(place) for place in places[: last - first])
@@ -91,7 +91,7 @@ def test_every_block_comes_to_its_place(
 ) -> None:  # fmt: skip
     if not direct:
         refuse_direct(monkeypatch)
-    files = opened(store, read_bytes)
+    files = open_several(store, read_bytes)
     for which in [(0, 0, 0, 7), (1, 7, 6, 7), (0, 3, 2, 5)]:
         assert read(files, places, *which) == content(store, *which)
     assert bytes(places[7]) == b"\xee" * STRIDE  # what was not asked for is as it was
@@ -106,7 +106,7 @@ def test_short_reads_are_gone_on_with(
     """However odd: past the page cache one can only go on from a whole page."""
     if not direct:
         refuse_direct(monkeypatch)
-    files, real, draw = opened(store), os.preadv, random.Random(1)
+    files, real, draw = open_several(store), os.preadv, random.Random(1)
 
     def short(file: int, into: list[memoryview], offset: int) -> int:
         assert not direct or offset % 4096 == 0
@@ -118,7 +118,7 @@ def test_short_reads_are_gone_on_with(
     files.close()
 
 
-def begun_here_ended_there(files: Files, places: list[memoryview], *which: int) -> bytes:
+def begun_here_ended_there(files: StoreFiles, places: list[memoryview], *which: int) -> bytes:
     row, expert, first, last = which
     end = files.begin(row, expert, first, places[: last - first])
     failures = list[BaseException]()
@@ -148,10 +148,10 @@ def test_a_read_begins_here_and_ends_there(
         refuse_direct(monkeypatch)
     if where == "no such calls":
         monkeypatch.setattr("crisp.hw.store.aio._CALLS", {})
-    files = opened(store, read_bytes)
+    files = open_several(store, read_bytes)
     assert not files.asynchronous or where in ("asynchronous", "refused")
     if where == "refused" and files.asynchronous:
-        for early in files._early:
+        for early in files._async_reads:
             monkeypatch.setattr(early, "_submit", -1)
     for which in [(0, 0, 0, 7), (1, 7, 6, 7), (0, 3, 2, 5)]:
         assert begun_here_ended_there(files, places, *which) == content(store, *which)
@@ -162,7 +162,7 @@ def test_a_read_begins_here_and_ends_there(
 
 def test_one_begins_while_another_is_on_its_way(store: Store, places: list[memoryview]) -> None:
     """And they may end in either order."""
-    files = opened(store)
+    files = open_several(store)
     for turn in (1, -1):
         ends = [files.begin(1, 2, block, [places[block]]) for block in (3, 4)]
         for end in ends[::turn]:
@@ -183,14 +183,14 @@ def test_all_that_were_asked_for_or_none(store: Store, monkeypatch: pytest.Monke
         made.append(self)
 
     monkeypatch.setattr(AsynchronousRead, "__init__", limited)
-    assert not Files(store).asynchronous
+    assert not StoreFiles(store).asynchronous
     assert all(not one._context.value for one in made)
 
 
 @pytest.fixture
 def early(store: Store) -> Iterator[AsynchronousRead]:
     file = os.open(store.files[0], os.O_RDONLY | os.O_DIRECT)
-    made = AsynchronousRead.opened(1, file)
+    made = AsynchronousRead.open_several(1, file)
     os.close(file)
     if not made:
         pytest.skip("this system reads nothing asynchronously")
@@ -203,7 +203,7 @@ def test_where_the_system_has_them_reads_begin_early(
     store: Store, places: list[memoryview], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reading thread asks for nothing then: it waits for what has begun."""
-    files = Files(store)
+    files = StoreFiles(store)
     assert files.asynchronous
     monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("read by the thread"))
     assert begun_here_ended_there(files, places, 1, 2, 0, 7) == content(store, 1, 2, 0, 7)
@@ -235,7 +235,7 @@ def test_what_the_system_refuses_is_not_asked_for(
         monkeypatch.setattr(AsynchronousRead, "begin", lambda *_: False)
     else:
         monkeypatch.setattr(AsynchronousRead, "end", fails)
-    files = Files(store)
+    files = StoreFiles(store)
     assert not files.asynchronous
     assert begun_here_ended_there(files, places, 1, 7, 0, 3) == content(store, 1, 7, 0, 3)
     files.close()
@@ -247,7 +247,7 @@ def fails(_: AsynchronousRead) -> int:
 
 @pytest.mark.parametrize("how", ["longer", "shorter", "the same size"])
 def test_files_that_are_written_to_while_they_are_read_are_named(own: Store, how: str) -> None:
-    files = Files(own)
+    files = StoreFiles(own)
     files.check()
     size = own.files[1].stat().st_size
     with own.files[1].open("r+b") as file:
@@ -278,7 +278,7 @@ def test_a_begun_read_that_falls_short_is_gone_on_with(
     store: Store, places: list[memoryview], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the last whole page: nothing behind it counts, whatever lies there."""
-    files = opened(store, 1 << 24)
+    files = open_several(store, 1 << 24)
     if not files.asynchronous:
         pytest.skip("this system reads nothing asynchronously")
     real = AsynchronousRead.end
@@ -298,12 +298,12 @@ def test_a_begun_read_that_falls_short_is_gone_on_with(
 def test_a_begun_read_that_fails_is_told_of_where_it_ends(
     own: Store, places: list[memoryview], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = opened(own)
+    files = open_several(own)
     os.truncate(own.files[1], own.offset(1, 4, 3) + 100)
     with pytest.raises(DeviceError, match=r"layer-001\.\w+: is \d+ bytes, too few for"):
         begun_here_ended_there(files, places, 1, 4, 0, 4)
     if files.asynchronous:
-        for early in files._early:
+        for early in files._async_reads:
             monkeypatch.setattr(early, "_ended", type(early._ended)(result=-errno.EIO))
             monkeypatch.setattr(early, "_call", lambda *_: None)
         with pytest.raises(DeviceError, match=r"-001\.\w+: cannot be read: Input/output error$"):
@@ -315,7 +315,7 @@ def test_a_begun_read_that_fails_is_told_of_where_it_ends(
 def test_what_the_system_says_is_said(
     store: Store, places: list[memoryview], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = opened(store)
+    files = open_several(store)
 
     def broken(*_: Any) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -333,7 +333,7 @@ def test_a_file_cut_off_under_the_run(
 ) -> None:
     if not direct:
         refuse_direct(monkeypatch)
-    files = opened(own)
+    files = open_several(own)
     os.truncate(own.files[1], own.offset(1, 4, 3) + odd)
     files.read(1, 4, 0, places[:3])
     with pytest.raises(DeviceError, match=r"layer-001\.\w+: is \d+ bytes, too few for"):
@@ -347,18 +347,18 @@ def test_another_file_in_its_place(own: Store, tmp_path: Path) -> None:
     before = own.files[0].read_bytes()
     with pytest.raises(DeviceError, match=r"layer-000\.\w+: is another file than it was"):
         shutil.copy(other.files[0], own.files[0])
-        Files(own)
+        StoreFiles(own)
     own.files[0].write_bytes(before)
     os.truncate(own.files[1], 4096)
     with pytest.raises(DeviceError, match=r"layer-001\.\w+: is 4096 bytes, and was \d+$"):
-        Files(own)
+        StoreFiles(own)
     own.files[1].unlink()
     with pytest.raises(DeviceError, match=r"layer-001\.\w+: cannot be read: No such file"):
-        Files(own)
+        StoreFiles(own)
 
 
 def test_a_run_reads_what_it_opened(own: Store, places: list[memoryview], tmp_path: Path) -> None:
-    files, expected = opened(own), content(own, 0, 0, 0, 7)
+    files, expected = open_several(own), content(own, 0, 0, 0, 7)
     other = pack_synthetic(SPEC, tmp_path / "other", seed=1)
     other.files[0].replace(own.files[0])
     assert read(files, places, 0, 0, 0, 7) == expected
@@ -370,7 +370,7 @@ def test_no_file_stays_open_when_one_cannot_be(own: Store) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         with pytest.raises(DeviceError):
-            Files(own)
+            StoreFiles(own)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -378,7 +378,7 @@ def test_where_direct_reading_is_refused_it_says_why(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_direct(monkeypatch)
-    files = Files(store)
+    files = StoreFiles(store)
     assert not files.direct
     assert files.why_not_direct == f"{store.path}: O_DIRECT is refused: Invalid argument"
     files.close()
@@ -403,7 +403,7 @@ def test_where_only_one_file_refuses_when_it_is_read_none_is_read_directly(
 
     monkeypatch.setattr(os, "open", opens)
     monkeypatch.setattr(os, "preadv", reads)
-    files = Files(store)
+    files = StoreFiles(store)
     assert not files.direct
     assert files.why_not_direct == f"{store.path}: O_DIRECT is refused: Invalid argument"
     for which in [(0, 0, 0, 7), (1, 7, 6, 7)]:
@@ -415,7 +415,7 @@ def test_what_goes_through_the_page_cache_is_dropped_at_once(
     store: Store, places: list[memoryview], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_direct(monkeypatch)
-    files, asked = Files(store), list[tuple[int, ...]]()
+    files, asked = StoreFiles(store), list[tuple[int, ...]]()
     monkeypatch.setattr(os, "posix_fadvise", lambda file, *what: asked.append(what))
     files.read(1, 2, 3, places[:2])
     assert asked == [(store.offset(1, 2, 3), 2 * STRIDE, os.POSIX_FADV_DONTNEED)]
@@ -447,10 +447,10 @@ def test_the_largest_size_that_reads_about_as_fast_as_the_fastest_is_taken(
     store: Store, monkeypatch: pytest.MonkeyPatch, best: int, others: int, taken: int
 ) -> None:
     """Of a store and a pool of more than 16 MiB; what takes all of it at once is not cut."""
-    files, times = Files(store), Times(lambda n: 10 * n if n == best else others * n)
+    files, times = StoreFiles(store), Times(lambda n: 10 * n if n == best else others * n)
     monkeypatch.setattr(os, "preadv", times.preadv)
     monkeypatch.setattr(os, "fstat", lambda _: os.stat_result([1 << 30] * 10))
-    monkeypatch.setattr(reading, "_chosen", {})
+    monkeypatch.setattr(reading, "_read_sizes", {})
     times.now = 0
     for _ in range(2):  # the second is told what the first has found
         files.read_bytes = 0
@@ -461,7 +461,7 @@ def test_the_largest_size_that_reads_about_as_fast_as_the_fastest_is_taken(
 
 
 def test_a_tiny_pool_leaves_nothing_to_choose(store: Store) -> None:
-    files = Files(store)
+    files = StoreFiles(store)
     files.choose_size(memoryview(mmap.mmap(-1, STRIDE)), lambda: 0)
     assert files.read_bytes == reading.WHOLE
     files.close()
@@ -507,7 +507,7 @@ def test_back_to_back_the_average_is_the_limit() -> None:
     """A thousand requests of 333 bytes at 7 bytes a second, each woken up a little late."""
     draw = random.Random(0)
     clock = Clock(lambda: draw.randrange(10**6))
-    pace, begin = Pace(7, clock, clock.sleep), clock.now
+    pace, begin = RateLimit(7, clock, clock.sleep), clock.now
     for _ in range(1000):
         pace.wait(clock.now, 333)
     assert 0 <= clock.now - begin - 333_000 * SECOND / 7 <= 10**6
@@ -517,7 +517,7 @@ def test_back_to_back_the_average_is_the_limit() -> None:
 def test_never_faster_than_the_limit(requests: list[tuple[int, int, int]]) -> None:
     """(pause ms, kB, reading ms) at 1 MB/s: over any window, but for the slack of 3 ms."""
     clock = Clock()
-    pace, windows = Pace(10**6, clock, clock.sleep), []
+    pace, windows = RateLimit(10**6, clock, clock.sleep), []
     for pause, size, reading_ms in requests:
         clock.now += pause * 10**6
         begin = clock.now
@@ -527,12 +527,12 @@ def test_never_faster_than_the_limit(requests: list[tuple[int, int, int]]) -> No
     for i, (begin, _, _) in enumerate(windows):
         for j in range(i, len(windows)):
             needed = sum(ns for _, _, ns in windows[i : j + 1])
-            assert windows[j][1] - begin >= needed - Pace.SLACK
+            assert windows[j][1] - begin >= needed - RateLimit.SLACK
 
 
 def test_a_link_that_was_idle_has_saved_up_nothing() -> None:
     clock = Clock()
-    pace = Pace(1000, clock, clock.sleep)
+    pace = RateLimit(1000, clock, clock.sleep)
     clock.now += SECOND // 100
     begin = clock.now
     pace.wait(begin, 500)
@@ -540,7 +540,7 @@ def test_a_link_that_was_idle_has_saved_up_nothing() -> None:
 
 
 def test_nobody_waits_for_a_pace_that_was_stopped() -> None:
-    pace, over = Pace(1, lambda: 0), threading.Event()
+    pace, over = RateLimit(1, lambda: 0), threading.Event()
     pace.stop()
     waiting = threading.Thread(target=lambda: (pace.wait(0, 1 << 40), over.set()), daemon=True)
     waiting.start()

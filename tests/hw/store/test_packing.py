@@ -25,8 +25,8 @@ from safetensors.numpy import load_file
 
 from crisp.checkpoint.files import weights_digest
 from crisp.errors import CrispError
-from crisp.hw.store.numbers import NAMES, all_finite, converted
-from crisp.hw.store.packing import activation_of, pack, pack_synthetic
+from crisp.hw.store.dtypes import NAMES, all_finite, convert_bits
+from crisp.hw.store.packing import pack, pack_synthetic, read_activation
 from crisp.hw.store.reader import Store
 from crisp.model.spec import ModelSpec
 from crisp.profile.metadata import FILE
@@ -190,7 +190,7 @@ def test_numbers_are_rounded_as_torch_does(kind: str, dtype: str, raw: list[byte
     unsigned = unsigned.view(f"u{given.itemsize}")
     through = given.float() if kind == "F64" and dtype == "bf16" else given
     expected = through.to(KINDS[NAMES[dtype]])
-    found = converted(unsigned, kind, NAMES[dtype])
+    found = convert_bits(unsigned, kind, NAMES[dtype])
     assert (found == bits(expected).view(found.dtype)).all()
     assert all_finite(found, NAMES[dtype]) == bool(expected.isfinite().all())
 
@@ -297,7 +297,7 @@ def test_activations() -> None:
         ({"model_type": "gpt_oss", "hidden_act": "silu"}, "gpt_oss"),
         ({}, "silu"),
     ):
-        assert activation_of(config, "config") == expected
+        assert read_activation(config, "config") == expected
 
 
 def test_a_gate_with_gelu(tmp_path: Path) -> None:

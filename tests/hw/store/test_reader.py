@@ -22,7 +22,7 @@ from crisp.cli.main import main
 from crisp.errors import CrispError
 from crisp.hw.store.format import header
 from crisp.hw.store.packing import pack_synthetic
-from crisp.hw.store.reader import Store, views
+from crisp.hw.store.reader import Store, view_blocks
 from crisp.model.spec import ModelSpec
 from crisp.units import format_bytes
 
@@ -89,7 +89,7 @@ def test_views_are_of_the_buffer_itself(made: Path) -> None:
     store = Store.open(made)
     expert = load_file(store.files[0])["expert.1"]
     pool = torch.from_numpy(expert.copy())  # [blocks, stride]
-    whole, one = views(pool, store), views(pool[2], store)
+    whole, one = view_blocks(pool, store), view_blocks(pool[2], store)
     assert whole.gate.shape == whole.up.shape == whole.down.shape == (3, 16, 32)
     assert whole.gate.dtype == torch.bfloat16
     assert whole.gate_bias is None

@@ -145,7 +145,7 @@ def test_mistakes_are_told_before_the_model_is_built(
     def never(*arguments: object) -> None:
         raise AssertionError("torch and transformers are imported")
 
-    monkeypatch.setattr("crisp.hw.store.packing.skeleton", never)
+    monkeypatch.setattr("crisp.hw.store.packing.locate_experts", never)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "letter.txt").touch()
     for out, how, words in [

@@ -18,7 +18,7 @@ from crisp.hw.devices.cpu import kernels as cpu_kernels
 from crisp.hw.devices.cpu.arithmetic import Arithmetic
 from crisp.hw.devices.protocol import BlockRange
 from crisp.hw.store.packing import pack_synthetic
-from crisp.hw.store.reader import TYPES, Block, Store, views
+from crisp.hw.store.reader import TORCH_TYPES, BlockViews, Store, view_blocks
 from crisp.model.spec import ModelSpec
 
 torch = pytest.importorskip("torch")
@@ -73,7 +73,7 @@ def pool_of(store: Store, slots: list[int], total: int) -> Any:
     real = [spec.neurons(block, block + 1) for block in range(spec.n_blocks)]
     given, kept = torch.from_numpy(blocks(store).copy()), torch.from_numpy(pool)
     for block, slot in enumerate(slots):
-        source, into = views(given[block], store), views(kept[slot], store)
+        source, into = view_blocks(given[block], store), view_blocks(kept[slot], store)
         for part, place in zip(source[:-1], into[:-1], strict=True):
             if part is not None:
                 place[: real[block]] = part[: real[block]]
@@ -84,7 +84,7 @@ def pool_of(store: Store, slots: list[int], total: int) -> Any:
 
 def hidden(store: Store, rows: int, loud: float = 1) -> Any:
     made = torch.randn(rows, store.spec.d_model, generator=torch.Generator().manual_seed(rows))
-    return (loud * made).to(getattr(torch, TYPES[store.dtype]))
+    return (loud * made).to(getattr(torch, TORCH_TYPES[store.dtype]))
 
 
 def work(x: Any, widths: list[int]) -> ExpertBatch:
@@ -92,7 +92,7 @@ def work(x: Any, widths: list[int]) -> ExpertBatch:
     return ExpertBatch(1, rows, np.array(widths), np.ones(len(widths), np.float32), x)
 
 
-def weights(part: Block, which: int) -> Any:
+def weights(part: BlockViews, which: int) -> Any:
     """Gate, up or down [blocks, block, d_model], as they are or from whole numbers and scales."""
     matrix = part[which]
     if part.scales is None:
@@ -106,7 +106,7 @@ def weights(part: Block, which: int) -> Any:
 
 def expected(store: Store, x: Any, width: int) -> tuple[Any, Any]:
     """Of one row [d_model] and its leading blocks: the sum, and the sum of all magnitudes."""
-    part = views(torch.from_numpy(blocks(store).copy()), store)
+    part = view_blocks(torch.from_numpy(blocks(store).copy()), store)
     n = store.spec.neurons(0, width)
 
     def numbers(tensor: Any) -> Any:

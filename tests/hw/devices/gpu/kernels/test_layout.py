@@ -12,7 +12,7 @@ import torch
 from crisp.hw.devices.gpu.kernels import BlockLayout
 from crisp.hw.devices.gpu.kernels.reference import matrix
 from crisp.hw.store.packing import pack_synthetic
-from crisp.hw.store.reader import views
+from crisp.hw.store.reader import view_blocks
 from crisp.model.quantization import GROUP
 from crisp.model.spec import ModelSpec
 
@@ -31,7 +31,7 @@ def test_a_stores_own_views_begin_at_the_same_bytes(
     store = pack_synthetic(replace(SPEC, biases=biases), tmp_path / "store", dtype=dtype)
     layout = BlockLayout.of(store)
     slot = torch.zeros(layout.stride, dtype=torch.uint8)
-    parts = views(slot, store)
+    parts = view_blocks(slot, store)
     matrices = [part.data_ptr() - slot.data_ptr() for part in parts[:3]]
     assert matrices == [i * layout.matrix_bytes for i in range(3)]
     if biases:
@@ -46,7 +46,7 @@ def test_weights_of_a_packed_store(dtype: str, tmp_path: Path) -> None:
     begin = store.offset(0, 0, 1)
     raw = bytearray(store.files[0].read_bytes()[begin : begin + store.spec.block_bytes])
     slot = torch.frombuffer(raw, dtype=torch.uint8)
-    parts = views(slot, store)
+    parts = view_blocks(slot, store)
     for which in range(3):
         expected = parts[which]
         if dtype == "int4":

@@ -1,4 +1,4 @@
-"""What is written, block by block: from an expert that was read, or from random numbers."""
+"""Encode experts as blocks: experts that were read from a checkpoint, or random ones."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 
 from crisp.errors import CrispError
 from crisp.hw.store.checkpoint_experts import Expert, ExpertReader
-from crisp.hw.store.numbers import NAMES, UNSIGNED, Array, all_finite, converted, in_bytes
+from crisp.hw.store.dtypes import NAMES, UNSIGNED, Array, all_finite, convert_bits, pack_bytes
 from crisp.hw.store.writer import Bytes
 from crisp.model.quantization import BITS, GROUP, quantize
 from crisp.model.spec import ModelSpec
 
 _TILE = 32  # rows of a matrix that is turned: the lines of a tile stay in a core's cache
 _SHIFTS = 1 << 20  # positions at which a block's random numbers may begin
-_APART = 7919  # by how many they begin after the previous block's; prime to the above
+_STEP = 7919  # positions from one block's begin to the next one's; coprime to _SHIFTS
 
 
 class _Buffer:
-    """One block in the making: its bytes, and its parts as views of unsigned numbers.
+    """The buffer of one block: its bytes, and its parts as views of unsigned numbers.
 
     Rows of matrices are bytes in int8 and int4, which alone have scales.
     """
@@ -29,7 +29,7 @@ class _Buffer:
     def __init__(self, spec: ModelSpec, dtype: str) -> None:
         self.data: Bytes = np.zeros(spec.block_bytes, np.uint8)
         self._used, self._quantised = 0, dtype in BITS
-        self.kind = NAMES.get(dtype, "F16")  # of biases and scales, and of floats themselves
+        self.kind = NAMES.get(dtype, "F16")  # type of biases and scales, and of float matrices
         number = UNSIGNED[self.kind]
         columns, groups = spec.d_model * BITS.get(dtype, 8) // 8, spec.d_model // GROUP
         whole, each = (np.uint8, groups) if self._quantised else (number, 0)
@@ -38,79 +38,78 @@ class _Buffer:
         self.scales = self._part(number, 3, spec.block, each)
 
     def _part(self, kind: Any, *shape: int) -> Array:
+        """Return a view of the next part of the block."""
         begin = self._used
         self._used += math.prod(shape) * np.dtype(kind).itemsize
         part: Array = self.data[begin : self._used].view(kind)
         return part.reshape(shape)
 
     def finite(self, kind: str) -> bool:
-        """Whether all that was written is finite, which was of type ``kind`` and finite before."""
+        """Return whether the block is finite; before encoding it was, and of type ``kind``."""
         if kind == self.kind and not self._quantised:
             return True
         numbers = self.scales if self._quantised else self.matrices
         return all_finite(numbers, self.kind) and all_finite(self.biases, self.kind)
 
     def end(self, rows: int) -> Bytes:
-        """All bytes, with zeros behind the first ``rows`` neurons."""
+        """Zero what is behind the first ``rows`` neurons; return all bytes of the block."""
         for part in (self.matrices, self.biases, self.scales):
             part[:, rows:] = 0
         return self.data
 
 
-def _coded(numbers: Array, kind: str, dtype: str) -> tuple[Array, Array]:
-    """Rows of matrices and of scales of a block; no columns of scales where there are none.
+def _encode(numbers: Array, kind: str, dtype: str) -> tuple[Array, Array]:
+    """Return rows of a block's matrix and of its scales, which are [..., 0] if not quantised.
 
     numbers: [..., d_model], finite, of type ``kind``.
     """
     if dtype in NAMES:
-        return converted(numbers, kind, NAMES[dtype]), numbers[..., :0]
-    q, scales = quantize(converted(numbers, kind, "F32").view(np.float32), dtype)
-    return in_bytes(q, dtype), scales.view(np.uint16)
+        return convert_bits(numbers, kind, NAMES[dtype]), numbers[..., :0]
+    q, scales = quantize(convert_bits(numbers, kind, "F32").view(np.float32), dtype)
+    return pack_bytes(q, dtype), scales.view(np.uint16)
 
 
-def blocks_of(reader: ExpertReader, spec: ModelSpec, layer: int, dtype: str) -> Iterator[Bytes]:
-    """The blocks of a layer's experts, [stride] each; valid until the next is asked for.
+def encode_blocks(reader: ExpertReader, spec: ModelSpec, layer: int, dtype: str) -> Iterator[Bytes]:
+    """Yield the blocks of a layer's experts, [stride] each; valid until the next is asked for.
 
     Raises CrispError for weights that ``dtype`` cannot hold.
     """
-    cutter = _Cutter(spec, reader.kind, dtype)
+    encoder = _BlockEncoder(spec, reader.kind, dtype)
     for e in range(spec.n_experts):
-        # nothing here holds an expert while the next one is read
-        yield from cutter.blocks(reader.expert(layer, e), f"layer {layer}: expert {e}")
+        # no variable holds an expert while the next one is read
+        yield from encoder.blocks(reader.expert(layer, e), f"layer {layer}: expert {e}")
 
 
-class _Cutter:
-    """Cuts experts of numbers of one type into blocks of another."""
+class _BlockEncoder:
+    """Cuts experts into blocks, and converts their numbers from one type to another."""
 
     def __init__(self, spec: ModelSpec, kind: str, dtype: str) -> None:
         self._spec, self._kind, self._dtype = spec, kind, dtype
         self._buffer = _Buffer(spec, dtype)
-        self._turned = np.empty((spec.block, spec.d_model), UNSIGNED[kind])
+        self._rows = np.empty((spec.block, spec.d_model), UNSIGNED[kind])
 
-    def blocks(self, expert: Expert, who: str) -> Iterator[Bytes]:
-        """See `blocks_of`; ``who`` names the expert."""
+    def blocks(self, expert: Expert, name: str) -> Iterator[Bytes]:
+        """Yield the blocks of an expert, see `encode_blocks`; ``name`` is for errors."""
         buffer, kind, dtype = self._buffer, self._kind, self._dtype
         for first in range(0, self._spec.d_ff, self._spec.block):
-            own = slice(first, min(first + self._spec.block, self._spec.d_ff))
-            rows = own.stop - own.start
-            turned = self._turned[:rows]
+            neurons = slice(first, min(first + self._spec.block, self._spec.d_ff))
+            n = neurons.stop - neurons.start
+            rows = self._rows[:n]  # [n, d_model]
             for part, matrix in enumerate(expert.matrices):
-                _turn(matrix[own], turned)
-                buffer.matrices[part, :rows], buffer.scales[part, :rows] = _coded(
-                    turned, kind, dtype
-                )
+                _copy_rows(matrix[neurons], rows)
+                buffer.matrices[part, :n], buffer.scales[part, :n] = _encode(rows, kind, dtype)
             for bias, into in zip(expert.biases, buffer.biases, strict=True):
-                into[:rows] = converted(bias[own], kind, buffer.kind)
-            data = buffer.end(rows)
+                into[:n] = convert_bits(bias[neurons], kind, buffer.kind)
+            data = buffer.end(n)
             if not buffer.finite(kind):
                 raise CrispError(
-                    f"{who} has weights too large for {dtype}; --dtype fp32 or bf16 was expected"
+                    f"{name} has weights too large for {dtype}; --dtype fp32 or bf16 was expected"
                 )
             yield data
 
 
-def _turn(matrix: Array, into: Array) -> None:
-    """Copy [rows, columns], whichever of the two lies together in memory."""
+def _copy_rows(matrix: Array, into: Array) -> None:
+    """Copy a matrix [rows, columns], in tiles if it is stored column by column."""
     if matrix.strides[1] == matrix.itemsize:
         into[:] = matrix
         return
@@ -119,12 +118,12 @@ def _turn(matrix: Array, into: Array) -> None:
 
 
 class RandomBlocks:
-    """Blocks of normal numbers, of a standard deviation of 1 / sqrt(inputs of the matrix): an
+    """Random blocks, with a standard deviation of 1 / sqrt(inputs of the matrix), so that an
     expert's outputs are about as large as its inputs.
 
-    All are cut from the same numbers, which makes them as fast as they can be copied. They begin
-    elsewhere in every block, so that the first 2**20 blocks differ, 2**16 if numbers are in groups;
-    what is gate in one block is up in none of its neighbours.
+    All blocks are cut from the same normal numbers, so making one costs no more than a copy. Each
+    begins elsewhere in them, so that the first 2**20 blocks differ (2**16 if numbers are in
+    groups), and the gate of one block is the up of none of its neighbours.
     """
 
     def __init__(self, spec: ModelSpec, dtype: str, seed: int) -> None:
@@ -136,15 +135,15 @@ class RandomBlocks:
             (drawn / np.float32(math.sqrt(inputs))).view(np.uint32)
             for inputs in (spec.d_model, spec.d_ff)
         )
-        rows = [_coded(numbers, "F32", dtype) for numbers in (inward, outward)]
+        rows = [_encode(numbers, "F32", dtype) for numbers in (inward, outward)]
         self._rows = (rows[0], rows[0], rows[1])
-        self._biases = converted(inward, "F32", self._buffer.kind) if spec.biases else inward
+        self._biases = convert_bits(inward, "F32", self._buffer.kind) if spec.biases else inward
         self._made = 0
 
     def layer(self, advance: Callable[[int], None]) -> Iterator[Bytes]:
-        """The blocks of the next layer, [stride] each; valid until the next is asked for.
+        """Yield the blocks of the next layer, [stride] each; valid until the next is asked for.
 
-        advance: told how many more bytes are made.
+        advance: called with the bytes that have been made since its last call.
         """
         spec, buffer = self._spec, self._buffer
         for _ in range(spec.n_experts):
@@ -160,6 +159,7 @@ class RandomBlocks:
                 advance(spec.block_bytes)
 
     def _fill(self, part: int, source: Array, into: Array) -> None:
-        first = (self._made * _APART + part * self._shifts // 3) % self._shifts
-        begin = first * (len(source) // self._groups)  # whatever a group takes of it
+        """Copy this block's share of the random numbers into one of its parts."""
+        first = (self._made * _STEP + part * self._shifts // 3) % self._shifts
+        begin = first * (len(source) // self._groups)  # times the numbers of a group
         into[:] = source[begin : begin + into.size].reshape(into.shape)

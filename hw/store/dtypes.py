@@ -1,4 +1,4 @@
-"""Numbers of one type stored as another: bfloat16, which numpy lacks, among them."""
+"""Conversion between types of numbers, as bits: bfloat16, which numpy lacks, is one of them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# As safetensors spells types, and what numpy moves their bits as.
+# By safetensors' name of a type: the numpy type that holds its bits.
 UNSIGNED: dict[str, Any] = {"BF16": np.uint16, "F16": np.uint16, "F32": np.uint32, "F64": np.uint64}
-NAMES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}  # of what is stored, if not quantised
-# The bits of a number's exponent, all of which are set in NaN and infinity alone.
+NAMES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}  # safetensors' names, by the store's dtype
+# The bits of a number's exponent: all of them are set in NaN and infinity alone.
 _EXPONENT = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000000000000}
 
-_SOME = 1 << 17  # numbers that are looked at together, in a core's cache
+_CHUNK = 1 << 17  # numbers that are checked together, in a core's cache
 
 
-def converted(bits: Array, source: str, target: str) -> Array:
-    """The bits of the nearest numbers of another type (ties to even); of the same type as they are.
+def convert_bits(bits: Array, source: str, target: str) -> Array:
+    """Return the bits of the nearest numbers of type ``target`` (ties to even), of the same shape.
 
-    What ``target`` cannot hold becomes infinite. bits: of any shape, finite numbers.
+    Numbers that ``target`` cannot hold become infinite. bits: of finite numbers of type ``source``.
     """
     if source == target:
         return bits
@@ -40,8 +40,8 @@ def converted(bits: Array, source: str, target: str) -> Array:
     return even.astype(np.uint16)
 
 
-def in_bytes(q: Array, dtype: str) -> Array:
-    """Quantised numbers as they are stored, uint8; int4 [..., columns] two to a byte.
+def pack_bytes(q: Array, dtype: str) -> Array:
+    """Return quantised numbers [..., columns] as stored bytes; int4's are [..., columns / 2].
 
     q: int8, as of `crisp.model.quantization.quantize`.
     """
@@ -52,7 +52,7 @@ def in_bytes(q: Array, dtype: str) -> Array:
 
 
 def all_finite(bits: Array, kind: str) -> bool:
-    """Whether there is no NaN and no infinity. bits: contiguous."""
+    """Return whether there is no NaN and no infinity. bits: contiguous, of type ``kind``."""
     mask, flat = bits.dtype.type(_EXPONENT[kind]), bits.reshape(-1)
-    parts = (flat[i : i + _SOME] for i in range(0, flat.size, _SOME))
+    parts = (flat[i : i + _CHUNK] for i in range(0, flat.size, _CHUNK))
     return all(np.bitwise_and(part, mask).max() != mask for part in parts)

@@ -45,6 +45,14 @@ def check_readable(path: str | Path) -> None:
         raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+def check_new_folder(out: Path) -> None:
+    """Raise CrispError if ``out`` (of the option --out) exists and is not an empty folder."""
+    if out.is_dir() and any(out.iterdir()):
+        raise CrispError(f"--out {out}: is not empty; a new folder was expected")
+    if out.exists() and not out.is_dir():
+        raise CrispError(f"--out {out}: is a file; a new folder was expected")
+
+
 @contextmanager
 def _beside(path: str | Path) -> Iterator[tuple[Path, Path]]:
     """Yield (a new temporary file, removed at the end; the final path, with links followed)."""

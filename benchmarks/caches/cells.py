@@ -227,18 +227,18 @@ def _forced(first: Any, experts: Any, following: Any, capacity: Any, n: int, who
     """Every layer has an event in every step, so they take turns."""
     layers, blocks = len(capacity), following.shape[1]
     soon = np.full((layers, n, blocks), NEVER, np.int32)
-    held = np.zeros((layers, n), np.int64)
+    residents = np.zeros((layers, n), np.int64)
     loads = 0
     for event in range(len(first) - 1):
         layer = event % layers
-        here = held[layer].copy()
+        here = residents[layer].copy()
         tasks = range(first[event], first[event + 1])
         for task in tasks:
-            loads += blocks - held[layer, experts[task]]
+            loads += blocks - residents[layer, experts[task]]
             here[experts[task]] = blocks
             soon[layer, experts[task]] = following[task]
         now = soon[layer].copy()
         for task in tasks:
             now[experts[task]] = event
-        held[layer] = _soonest(here, now, capacity[layer], whole)
+        residents[layer] = _soonest(here, now, capacity[layer], whole)
     return loads

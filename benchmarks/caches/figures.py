@@ -18,7 +18,7 @@ class Runs:
     def of(self, **what: Any) -> Runs:
         """Return the records with these parts; a missing part is None."""
         return Runs(
-            one for one in self.records if all(one.get(key) == own for key, own in what.items())
+            one for one in self.records if all(one.get(key) == value for key, value in what.items())
         )
 
     def of_model(self, model: str) -> Runs:
@@ -60,17 +60,19 @@ def model_of(trace: str) -> str:
 
 def models(runs: Runs) -> list[str]:
     """Return all models, those that come with the project last."""
-    found = dict.fromkeys(map(model_of, runs.values("trace")))
-    return sorted(found, key=lambda model: model.startswith("tiny-"))
+    names = dict.fromkeys(map(model_of, runs.values("trace")))
+    return sorted(names, key=lambda model: model.startswith("tiny-"))
 
 
 def replayed(runs: Runs, budget: str, cache: str) -> tuple[float, float]:
     """Return the loads a token of a cache, event by event and access by access."""
-    found = []
+    loads = []
     for by_access in (False, True):
-        own = runs.of(budget=budget, by_access=by_access)
-        found.append(own.of(cache="lru").fewest if cache == ORACLE else own.of(cache=cache).loads)
-    return found[0], found[1]
+        replays = runs.of(budget=budget, by_access=by_access)
+        loads.append(
+            replays.of(cache="lru").fewest if cache == ORACLE else replays.of(cache=cache).loads
+        )
+    return loads[0], loads[1]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

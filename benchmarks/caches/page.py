@@ -22,9 +22,9 @@ def write(root: Path, content: Record) -> None:
     rest = {key: value for key, value in content.items() if key != "runs"}
     text = json.dumps(rest, allow_nan=False)[:-1] + f', "runs": [\n{lines}\n]}}\n'
     (root / PICTURE).parent.mkdir(parents=True, exist_ok=True)
-    for name, made in ((CONTENT, text), (PAGE, render(content))):
+    for name, page in ((CONTENT, text), (PAGE, render(content))):
         with atomic(root / name) as temporary:
-            temporary.write_text(made, encoding="utf-8")
+            temporary.write_text(page, encoding="utf-8")
     draw(root / PICTURE, Runs(content["runs"]).of(section="caches"))
 
 
@@ -41,10 +41,10 @@ def render(content: Record) -> str:
 
 def _traces(traces: dict[str, dict[str, str]], runs: Runs) -> str:
     rows = []
-    for name, own in traces.items():
+    for name, facts in traces.items():
         (tokens,) = runs.of(trace=name).values("tokens")
-        cut = own["cut"].removeprefix("profile: ").partition("; run")[0]
-        rows.append([name, cut, f"{tokens:,}", f"`{own['digest'][:16]}…`"])
+        cut = facts["cut"].removeprefix("profile: ").partition("; run")[0]
+        rows.append([name, cut, f"{tokens:,}", f"`{facts['digest'][:16]}…`"])
     return table(["trace", "profile", "tokens run, of the rest", "digest of the rest"], rows)
 
 
@@ -62,12 +62,12 @@ def _caches(runs: Runs) -> list[str]:
 
 def _checked(runs: Runs) -> str:
     below = sum(
-        one["blocks_loaded"] < own.of(cache="lru").records[0]["belady_blocks"]
+        one["blocks_loaded"] < same_budget.of(cache="lru").records[0]["belady_blocks"]
         for trace in runs.values("trace")
         for budget in runs.values("budget")
         for by_access in (False, True)
-        for own in [runs.of(trace=trace, budget=budget, by_access=by_access)]
-        for one in own.records
+        for same_budget in [runs.of(trace=trace, budget=budget, by_access=by_access)]
+        for one in same_budget.records
     )
     theirs = [one for one in runs.records if one.get("libcachesim") is not None]
     same = sum(one["blocks_loaded"] == one["n_blocks"] * one["libcachesim"] for one in theirs)
@@ -84,15 +84,17 @@ def _checked(runs: Runs) -> str:
 
 def _ranges(runs: Runs) -> str:
     """Format by event over by access, from least to most."""
-    found: dict[bool, list[float]] = {True: [], False: []}
+    ratios: dict[bool, list[float]] = {True: [], False: []}
     for model in models(runs):
-        own = runs.of_model(model)
+        model_runs = runs.of_model(model)
         for budget in runs.values("budget"):
-            for cache in [*_online(own), FORCED]:
-                event, access = replayed(own, budget, cache)
-                found[cache == FORCED].append(event / access)
+            for cache in [*_online(model_runs), FORCED]:
+                event, access = replayed(model_runs, budget, cache)
+                ratios[cache == FORCED].append(event / access)
     worse = _worse(runs)
-    blind, forced = (f"{min(own):.2f} to {max(own):.2f}" for own in (found[False], found[True]))
+    blind, forced = (
+        f"{min(values):.2f} to {max(values):.2f}" for values in (ratios[False], ratios[True])
+    )
     return (
         f"For caches that evict without knowing the future × is {blind}: mostly below 1, as the\n"
         f"contract does not evict what the token still uses. For `{FORCED}` it is {forced}:\n"
@@ -103,16 +105,16 @@ def _ranges(runs: Runs) -> str:
 
 def _worse(runs: Runs) -> str:
     """Format where an oracle that must admit loads more by event than one without foresight."""
-    found = []
+    places = []
     for model in models(runs):
         for budget in runs.values("budget"):
-            own = runs.of_model(model).of(budget=budget, by_access=False)
-            least = min(own.of(cache=cache).loads for cache in _online(own))
-            if (oracle := own.of(cache=FORCED).loads) > least:
-                found.append(f"{model} at {budget} ({number(oracle)}, not {number(least)})")
-    if not found:
+            model_runs = runs.of_model(model).of(budget=budget, by_access=False)
+            least = min(model_runs.of(cache=cache).loads for cache in _online(model_runs))
+            if (oracle := model_runs.of(cache=FORCED).loads) > least:
+                places.append(f"{model} at {budget} ({number(oracle)}, not {number(least)})")
+    if not places:
         return ""
-    listed = ",\n".join(found)
+    listed = ",\n".join(places)
     return f"By event\n`{FORCED}` loads more than the best of them on\n{listed}."
 
 
@@ -123,9 +125,9 @@ def _online(runs: Runs) -> list[str]:
 
 def _named(runs: Runs) -> list[str]:
     """Return the caches of a table; the oracle that may decline before the one that must admit."""
-    found = runs.values("cache")
-    place = found.index(FORCED)
-    return [*found[:place], ORACLE, *found[place:]]
+    caches = runs.values("cache")
+    place = caches.index(FORCED)
+    return [*caches[:place], ORACLE, *caches[place:]]
 
 
 def _side_by_side(runs: Runs) -> str:
@@ -159,11 +161,11 @@ def _above(runs: Runs) -> str:
     rows: dict[str, list[str]] = {f"`{cache}`": [] for cache in runs.values("cache")}
     for budget in runs.values("budget"):
         best = replayed(runs, budget, ORACLE)
-        found = {cache: replayed(runs, budget, cache) for cache in runs.values("cache")}
-        least = min(loads for cache, (loads, _) in found.items() if cache != FORCED)
-        for cache, own in found.items():
-            event, access = (signed(x / y - 1, 0) for x, y in zip(own, best, strict=True))
-            bold = cache != FORCED and own[0] == least
+        loads_by_cache = {cache: replayed(runs, budget, cache) for cache in runs.values("cache")}
+        least = min(loads for cache, (loads, _) in loads_by_cache.items() if cache != FORCED)
+        for cache, loads_pair in loads_by_cache.items():
+            event, access = (signed(x / y - 1, 0) for x, y in zip(loads_pair, best, strict=True))
+            bold = cache != FORCED and loads_pair[0] == least
             rows[f"`{cache}`"].append(f"{f'**{event}**' if bold else event} / {access}")
     head = ["cache", *runs.values("budget")]
     return table(head, ([name, *row] for name, row in rows.items()))
@@ -194,8 +196,10 @@ def _plain(runs: Runs, oracle: str) -> str:
     budgets = runs.values("budget")
     rows = []
     for cache in runs.values("cache"):
-        own = [runs.of(cache=cache, budget=budget) for budget in budgets]
-        cells = (f"{number(one.loads)} ({signed(one.loads / one.fewest - 1, 0)})" for one in own)
+        cache_runs = [runs.of(cache=cache, budget=budget) for budget in budgets]
+        cells = (
+            f"{number(one.loads)} ({signed(one.loads / one.fewest - 1, 0)})" for one in cache_runs
+        )
         rows.append([f"`{cache}`", *cells])
     best = (number(runs.of(cache="lru", budget=budget).fewest) for budget in budgets)
     return table(["cache", *budgets], [*rows, [f"`{oracle}`", *best]])
@@ -206,12 +210,12 @@ def _prefetchers(runs: Runs) -> str:
     rows = []
     for budget in runs.values("budget"):
         for name in runs.values("prefetch"):
-            own = runs.of(budget=budget, prefetch=name)
-            row = [f"{budget} `{name}`", number(own.speed), number(own.loads)]
+            cell = runs.of(budget=budget, prefetch=name)
+            row = [f"{budget} `{name}`", number(cell.speed), number(cell.loads)]
             for fate in ("useful", "late", "wasted"):
                 key = f"prefetch_{fate}_bytes"
-                there = own.records[0][key] is not None
-                row.append(f"{own.sum(key) / own.sum('tokens') / 1e6:,.1f}" if there else "")
+                applies = cell.records[0][key] is not None
+                row.append(f"{cell.sum(key) / cell.sum('tokens') / 1e6:,.1f}" if applies else "")
             rows.append(row)
     return table([*head[:3], *(f"{name}, MB a token" for name in head[3:])], rows)
 
@@ -230,9 +234,9 @@ def _whole(runs: Runs) -> str:
     for order in dict.fromkeys(name.partition("(")[0] for name in runs.values("order")):
         row = [f"`{order}`"]
         for where, batch in columns:
-            own = runs.of(machine=where, batch=batch)
-            first = own.of(order="widest")
-            same = Runs(r for r in own.records if r["order"].partition("(")[0] == order)
+            cell = runs.of(machine=where, batch=batch)
+            first = cell.of(order="widest")
+            same = Runs(r for r in cell.records if r["order"].partition("(")[0] == order)
             time, loads = (
                 same.sum(key) / same.sum("tokens") for key in ("total_ns", "blocks_loaded")
             )
@@ -253,8 +257,8 @@ def _johnsons(runs: Runs) -> str:
     for one in runs.records:
         key = tuple(one[name] for name in ("trace", "machine", "granularity", "batch"))
         places.setdefault(key, {})[one["order"]] = one["total_ns"]
-    lost = [own for own in places.values() if own["johnson"] > min(own.values())]
-    worst = max((own["johnson"] / min(own.values()) - 1 for own in lost), default=0.0)
+    lost = [times for times in places.values() if times["johnson"] > min(times.values())]
+    worst = max((times["johnson"] / min(times.values()) - 1 for times in lost), default=0.0)
     return (
         f"Over whole runs, in {len(lost)} of {len(places)} settings (trace, machine, granularity, "
         f"batch) some other order ends\nsooner than `johnson`, by {100 * worst:.2f} % at most: the "

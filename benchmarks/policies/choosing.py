@@ -62,10 +62,7 @@ FAMILIES = (
 
 def results(bench: Bench, budgets: Sequence[str]) -> dict[str, Any]:
     """Return the results of one model, budget by budget."""
-    found = []
-    for budget in budgets:
-        found.append(_at(bench, budget))
-    return {"facts": bench.facts(), "budgets": found}
+    return {"facts": bench.facts(), "budgets": [_at(bench, budget) for budget in budgets]}
 
 
 def _at(bench: Bench, budget: str) -> dict[str, Any]:
@@ -87,8 +84,8 @@ def _at(bench: Bench, budget: str) -> dict[str, Any]:
                 "loss": figure(losses),
             }
         )
-    own = float(crisp.losses(full)[0])
-    chosen = {"at crisp's loss": _best(tuned, own), f"at {MARK:.1%}": _best(tuned, MARK)}
+    crisp_loss = float(crisp.losses(full)[0])
+    chosen = {"at crisp's loss": _best(tuned, crisp_loss), f"at {MARK:.1%}": _best(tuned, MARK)}
     bench.tell(f"budget {budget}: {len(tuned)} policies read")
     return {
         "budget": budget,
@@ -123,19 +120,19 @@ def _reported(bench: Bench, budget: str, rows: list[dict[str, Any]]) -> list[dic
         return bench.read(by_name[name].policy(width), budget, bench.heldout)
 
     full, crisp = read("lru", "full"), read("crisp", "tiered(.6,.9)")
-    found = []
+    reported = []
     for row in rows:
-        own = read(row["family"], row["width"])
-        more: Figure = figure(own.losses(full) - crisp.losses(full))
-        found.append(
+        reading = read(row["family"], row["width"])
+        more: Figure = figure(reading.losses(full) - crisp.losses(full))
+        reported.append(
             {
                 "family": row["family"],
                 "width": row["width"],
-                "bytes": own.bytes,
-                "loss": own.loss(full),
+                "bytes": reading.bytes,
+                "loss": reading.loss(full),
                 "loss_above_crisp": more,
-                "over_crisp": over(own, crisp),
-                "over_lru": over(own, full),
+                "over_crisp": over(reading, crisp),
+                "over_lru": over(reading, full),
             }
         )
-    return found
+    return reported

@@ -33,16 +33,16 @@ def render(content: dict[str, Any]) -> str:
     """Return the page as Markdown."""
     models = content["models"]
     picture = f"![Loss against bytes loaded](images/{PICTURE.name})"
-    told = "The picture is of the text that numbers were chosen on, the tables are of the other."
-    parts = [_HEAD, _short(models), picture, told]
+    caption = "The picture is of the text that numbers were chosen on, the tables are of the other."
+    parts = [_HEAD, _short(models), picture, caption]
     parts += [_of_model(model) for model in models]
     return "\n\n".join([*parts, _failed(models)]) + "\n"
 
 
 def best(rows: Sequence[Row]) -> Row | None:
     """Return the chosen policy that loads least where it was chosen, the paper's left out."""
-    own = [row for row in rows if row["family"] not in _PAPER]
-    return min(own, key=lambda row: float(row["bytes"])) if own else None
+    candidates = [row for row in rows if row["family"] not in _PAPER]
+    return min(candidates, key=lambda row: float(row["bytes"])) if candidates else None
 
 
 def wins(row: Row) -> bool:
@@ -53,18 +53,18 @@ def wins(row: Row) -> bool:
 def _short(models: Sequence[Row]) -> str:
     lines = ["**In short.**"]
     for model in models:
-        found = [best(at["heldout"][_CRISP]) for at in model["budgets"]]
-        won = [row for row in found if row is not None and wins(row)]
+        chosen = [best(at["heldout"][_CRISP]) for at in model["budgets"]]
+        won = [row for row in chosen if row is not None and wins(row)]
         factors = [1 / row["over_crisp"]["value"] for row in won]
-        told = f"{min(factors):.2f} to {max(factors):.2f} times fewer" if won else "no fewer"
+        gain = f"{min(factors):.2f} to {max(factors):.2f} times fewer" if won else "no fewer"
         ten = model["budgets"][0]
         mark = best(ten["heldout"][_MARK])
         far = "nothing of ours loses so little"
         if mark is not None:
             far = f"{1 / mark['over_lru']['value']:.2f} times fewer at {_loss(mark)}"
         lines.append(
-            f"- {model['facts']['name']}: at {len(won)} of {len(found)} budgets a policy of ours "
-            f"loads fewer bytes than `crisp` and loses no more ({told}). Against `lru` at a "
+            f"- {model['facts']['name']}: at {len(won)} of {len(chosen)} budgets a policy of ours "
+            f"loads fewer bytes than `crisp` and loses no more ({gain}). Against `lru` at a "
             f"{ten['budget']} budget and at most {100 * MARK:.1f} % loss: {far}."
         )
     return "\n".join(lines)

@@ -126,9 +126,9 @@ def _profile(study: Study) -> Profile:
     spec = study.spec
     weights = np.zeros((spec.n_layers, spec.n_experts, QUANTILES), np.float16)
     sizes = np.zeros((spec.n_layers, spec.n_experts, spec.n_blocks), np.float32)
-    for layer, own in study.contributions(study.sums, study.orders).items():
+    for layer, contributions in study.contributions(study.sums, study.orders).items():
         weights[layer] = quantiles(study.sums.layers[layer].weighted)
-        sizes[layer] = own
+        sizes[layer] = contributions
     return replace(counts, router_weights=weights, contributions=sizes)
 
 

@@ -32,8 +32,8 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--data", type=Path, help="the folder with data/KIND.PART.txt")
     parser.add_argument("--work", type=Path, default=ROOT / "out" / "quality")
-    there = [name for name in MODELS if (ROOT / "traces" / name).is_dir()]
-    parser.add_argument("--model", nargs="+", default=there, help="of traces/")
+    available = [name for name in MODELS if (ROOT / "traces" / name).is_dir()]
+    parser.add_argument("--model", nargs="+", default=available, help="of traces/")
     parser.add_argument("--only", nargs="*", help="experiments to measure; no page is written")
     parser.add_argument("--keep", action="store_true", help="keep the work folder")
     parser.add_argument("--render", action="store_true", help="only write the page anew")

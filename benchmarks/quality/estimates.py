@@ -50,10 +50,12 @@ def row(label: str, reading: Reading, full: Reading, kinds: Mapping[int, str]) -
     by_kind: dict[str, Figure] = {}
     ratios, keeps = [], []
     for seed, (number, kind) in enumerate(kinds.items()):
-        own, reference = reading.of_text(number).scores, full.of_text(number).scores
-        level = _with_resamples(by_window(own, own.nll), seed)
-        ratio = np.exp(_with_resamples(by_window(own, nll_increase(own, reference)), seed)) - 1
-        keep = _with_resamples(by_window(own, top_kept(own, reference)), seed)
+        scores, reference = reading.of_text(number).scores, full.of_text(number).scores
+        level = _with_resamples(by_window(scores, scores.nll), seed)
+        ratio = (
+            np.exp(_with_resamples(by_window(scores, nll_increase(scores, reference)), seed)) - 1
+        )
+        keep = _with_resamples(by_window(scores, top_kept(scores, reference)), seed)
         by_kind[kind] = {"perplexity": figure(np.exp(level)), "increase": figure(ratio)}
         ratios.append(ratio)
         keeps.append(keep)
@@ -71,8 +73,8 @@ def contrast(a: Reading, b: Reading, kinds: Mapping[int, str]) -> Figure:
     """Return perplexity of ``a`` over that of ``b``, less 1: geometric mean over kinds, paired."""
     logs = []
     for seed, number in enumerate(kinds):
-        own, other = a.of_text(number).scores, b.of_text(number).scores
-        logs.append(_with_resamples(by_window(own, nll_increase(own, other)), seed))
+        scores, other = a.of_text(number).scores, b.of_text(number).scores
+        logs.append(_with_resamples(by_window(scores, nll_increase(scores, other)), seed))
     return figure(np.exp(np.mean(logs, axis=0)) - 1)
 
 

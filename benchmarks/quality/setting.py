@@ -177,14 +177,14 @@ class Setting:
 
     def routes(self, windows: TokenWindows) -> Routes:
         """Return the full model's routing of every token of ``windows``, as they are fed."""
-        seen: dict[int, list[Any]] = {}
+        chunks: dict[int, list[Any]] = {}
 
         def watch(which: int, ids: Any, weights: Any, widths: Any) -> None:
-            seen.setdefault(which, []).append((ids, weights))
+            chunks.setdefault(which, []).append((ids, weights))
 
         with attach(self.loaded.model, policy("full"), spec=self.spec, watch=watch):
             score_windows(self.loaded.model, windows, batch=BATCH)
-        parts = [seen[which] for which in range(len(seen))]
+        parts = [chunks[which] for which in range(len(chunks))]
         ids, weights = (
             np.stack([np.concatenate([x[i] for x in layer]) for layer in parts]) for i in (0, 1)
         )

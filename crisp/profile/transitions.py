@@ -57,8 +57,8 @@ def most_frequent(votes: Ints, k: int) -> npt.NDArray[np.int16]:
            [ 3, -1]], dtype=int16)
     """
     best = np.argsort(-votes, axis=1, kind="stable")[:, :k]
-    seen = np.take_along_axis(votes, best, 1) > 0
-    return np.where(seen, best, -1).astype(np.int16)
+    occurs = np.take_along_axis(votes, best, 1) > 0
+    return np.where(occurs, best, -1).astype(np.int16)
 
 
 def combination_codes(experts: Ints, counts: Ints, ordered: bool) -> Ints:

@@ -168,12 +168,12 @@ def _follows(values: Sequence[str | None], keys: Sequence[Hashable]) -> bool:
 def _number_lines(keys: Iterable[Hashable], shares: Sequence[float | None]) -> list[int]:
     """Return a line number for each run; runs that repeat another one get lines of their own."""
     numbers: dict[Hashable, int] = {}
-    seen: Counter[Hashable] = Counter()
+    repeats: Counter[Hashable] = Counter()
     lines = []
     for key, share in zip(keys, shares, strict=True):
         place = (key, share)
-        lines.append(numbers.setdefault((key, seen[place]), len(numbers)))
-        seen[place] += 1
+        lines.append(numbers.setdefault((key, repeats[place]), len(numbers)))
+        repeats[place] += 1
     return lines
 
 

@@ -119,8 +119,8 @@ def draw_gantt(
         axes.set_xlabel("ms")
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
-        seen = set(np.concatenate([rows[:, KIND] for rows in timelines.values()]).tolist())
-        patches = [Patch(color=_COLOURS[k], label=_LEGEND[k]) for k in _LEGEND if k in seen]
+        kinds_drawn = set(np.concatenate([rows[:, KIND] for rows in timelines.values()]).tolist())
+        patches = [Patch(color=_COLOURS[k], label=_LEGEND[k]) for k in _LEGEND if k in kinds_drawn]
         figure.legend(handles=patches, ncols=len(patches), frameon=False, loc="outside upper right")
         axes.set_title(title, loc="left", fontsize=11)
         small = f"{note} {_explain_labels(labels, n_blocks)}".strip()

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
-from crisp.run.compare import read_rows
+from crisp.run.compare import read_timeline_rows
 from crisp.run.result import Run
 from crisp.run.timeline import (
     BLOCKS,
@@ -46,7 +46,7 @@ class Timeline:
 
 def read_timeline(path: Path, runs: Sequence[Run]) -> Timeline:
     """Read the timeline of one of the runs; CrispError if it belongs to none of them."""
-    rows = read_rows(path)
+    rows = read_timeline_rows(path)
     digest = hashlib.sha256(rows.tobytes()).hexdigest()
     run = next((run for run in runs if run.provenance.get("timeline_sha256") == digest), None)
     if run is None:

@@ -52,13 +52,13 @@ def classes(study: Study) -> Figure:
     )
     window, rows = study.full.scores.window, []
     for place, name in enumerate(CLASSES):
-        own = events[:, place].astype(np.float64)
+        class_events = events[:, place].astype(np.float64)
         alone = study.read(HalfOfClass(of, place, study.spec.n_blocks), study.orders)
         rows.append({
             "class": name,
-            "share": float(own.sum() / events.sum()),
-            "increase": grown(conditional(change, own, window)),
-            "lost": _lost(conditional(keep, own, window)),
+            "share": float(class_events.sum() / events.sum()),
+            "increase": grown(conditional(change, class_events, window)),
+            "lost": _lost(conditional(keep, class_events, window)),
             "alone": row(name, alone, study.full, KINDS),
         })  # fmt: skip
     common, rare = (events[:, place].astype(np.float64) for place in (0, 2))
@@ -90,9 +90,9 @@ class HalfOfClass:
 
     def widths(self, layer: int, experts: Any, weights: Any, resident: Any) -> Any:
         """Return half or full width of each (token, expert): [rows, k]."""
-        own = self.classes[layer][experts[:, :1], experts]
-        own[:, 0] = own[:, 1]
-        widths = np.where(own == self.narrow, -(-self.n_blocks // 2), self.n_blocks)
+        classes = self.classes[layer][experts[:, :1], experts]
+        classes[:, 0] = classes[:, 1]
+        widths = np.where(classes == self.narrow, -(-self.n_blocks // 2), self.n_blocks)
         return np.where(experts >= 0, widths, 0).astype(np.int16)
 
 
@@ -128,8 +128,8 @@ def by_tier(study: Study) -> Figure:
     }
 
     def keeps(reading: Reading, tier: int) -> Figure:
-        own = events[:, tier].astype(np.float64)
-        return conditional(top_kept(reading.scores, full.scores), own, window)
+        tier_events = events[:, tier].astype(np.float64)
+        return conditional(top_kept(reading.scores, full.scores), tier_events, window)
 
     rows = []
     for place, name in enumerate(TIERS):
@@ -142,8 +142,8 @@ def by_tier(study: Study) -> Figure:
             "alone_increase": row(name, alone, full, KINDS)["increase"],
         })  # fmt: skip
     cold = [
-        {"auxiliary": width, "kept": keeps(own, 2), **row(width, own, full, KINDS)}
-        for width, own in (
+        {"auxiliary": width, "kept": keeps(narrowed, 2), **row(width, narrowed, full, KINDS)}
+        for width, narrowed in (
             ("100 %", readings["warm"]),
             ("50 %", readings["cold 50 %"]),
             ("0 %", readings["whole"]),
@@ -166,21 +166,21 @@ def same_memory(study: Study) -> Figure:
         "dropped, least output": expert_controls.saliency(study.sums),
     }
     for name, width in SETTINGS.items():
-        found = {name: study.read(width, study.orders, study.prepared)}
-        share = found[name].share
+        readings = {name: study.read(width, study.orders, study.prepared)}
+        share = readings[name].share
         blocks = max(1, round(share * spec.n_blocks))
         uniform = Fraction(blocks * spec.block, spec.d_ff)
         label = f"uniform {100 * float(uniform):.3g} %"
-        found[label] = study.read(f"uniform({float(min(uniform, Fraction(1)))})", study.orders)
+        readings[label] = study.read(f"uniform({float(min(uniform, Fraction(1)))})", study.orders)
         keep = max(spec.top_k, round(share * spec.n_experts))
-        for rule, own in worth.items():
-            gone = expert_controls.least(own, spec.n_experts - keep)
-            found[rule] = _without(study, model, f"{rule} {keep}", gone)
-        others = list(found)[1:]
+        for rule, values in worth.items():
+            gone = expert_controls.least(values, spec.n_experts - keep)
+            readings[rule] = _without(study, model, f"{rule} {keep}", gone)
+        others = list(readings)[1:]
         if study.pairs:
             heavier = study.read(width, study.orders, study.by_weight)
-            found[f"{name}, roles by router weight"] = heavier
-        rows = [row(other, own, study.full, KINDS) for other, own in found.items()]
+            readings[f"{name}, roles by router weight"] = heavier
+        rows = [row(other, reading, study.full, KINDS) for other, reading in readings.items()]
         for one in rows:
             if one["label"] in worth:
                 one["stored"], one["kept"] = keep / spec.n_experts, keep
@@ -188,11 +188,11 @@ def same_memory(study: Study) -> Figure:
             "setting": name,
             "rows": rows,
             "contrasts": {
-                f"tiered / {kind}": contrast(found[name], found[other], KINDS)
+                f"tiered / {kind}": contrast(readings[name], readings[other], KINDS)
                 for kind, other in zip(("uniform", *worth), others, strict=True)
             }
             | {
-                f"tiered by weight / {kind}": contrast(heavier, found[other], KINDS)
+                f"tiered by weight / {kind}": contrast(heavier, readings[other], KINDS)
                 for kind, other in zip(("uniform", *worth), others, strict=True)
                 if study.pairs
             },
@@ -220,10 +220,10 @@ def _events(study: Study, of: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     rows = scored(study.heldout)
     events = np.zeros((len(rows), 3), np.int64)
     for layer, ids in zip(study.spec.moe_layers, routes.ids, strict=True):
-        own = ids[rows]
-        found = of[layer][own[:, :1], own[:, 1:]]
+        chosen = ids[rows]  # [scored tokens, k]
+        classes = of[layer][chosen[:, :1], chosen[:, 1:]]
         for place in range(3):
-            events[:, place] += ((found == place) & (own[:, 1:] >= 0)).sum(1)
+            events[:, place] += ((classes == place) & (chosen[:, 1:] >= 0)).sum(1)
     return events
 
 

@@ -58,7 +58,7 @@ def policies(study: Study) -> Figure:
     return _table(readings, readings["full"]) | {
         "stride": STRIDE,
         "mean_bits": {
-            name: float(np.mean([own.mean() for own in bits.values()]))
+            name: float(np.mean([layer_bits.mean() for layer_bits in bits.values()]))
             for name, bits in (("by frequency", frequent), ("by size of output", salient))
         },
         "contrasts": {
@@ -74,14 +74,14 @@ def neuron_orders(study: Study) -> Figure:
     names = [*(f"random({seed})" for seed in SEEDS), *ORDERS]
     tables = {}
     for width in ("uniform(.5)", "uniform(.75)"):
-        found = {name: study.read(width, study.order(name, study.sums)) for name in names}
-        rows = [row(name, own, study.full, KINDS) for name, own in found.items()]
-        drawn = [found[f"random({seed})"] for seed in SEEDS]
+        readings = {name: study.read(width, study.order(name, study.sums)) for name in names}
+        rows = [row(name, reading, study.full, KINDS) for name, reading in readings.items()]
+        drawn = [readings[f"random({seed})"] for seed in SEEDS]
         tables[width] = {
             "rows": [average(rows[: len(SEEDS)], "random"), *rows[len(SEEDS) :]],
             "contrasts": {
-                f"importance / {name}": contrast(found["importance"], own, KINDS)
-                for name, own in [("random", blend(drawn)), *found.items()]
+                f"importance / {name}": contrast(readings["importance"], reading, KINDS)
+                for name, reading in [("random", blend(drawn)), *readings.items()]
                 if name in ("random", "original", "magnitude", "output")
             },
         }
@@ -135,9 +135,9 @@ def strategies(study: Study) -> Figure:
             skip, orders, prepared, renormalize=True
         )
         readings[f"block by contribution, {name}"] = study.read(block, orders, study.weighed)
-    rows = [row(name, own, study.full, KINDS) for name, own in readings.items()]
+    rows = [row(name, reading, study.full, KINDS) for name, reading in readings.items()]
     for place, (name, dealt) in enumerate(random.items(), start=len(paper)):
-        each = [row("", own, study.full, KINDS) for own in dealt]
+        each = [row("", reading, study.full, KINDS) for reading in dealt]
         rows.insert(place, average(each, name))
         readings[name] = blend(dealt)
     return {"paper_rows": paper, "rows": rows, "contrasts": _contrasts(readings)}
@@ -188,4 +188,4 @@ def _contrasts(readings: Mapping[str, Reading]) -> dict[str, Figure]:
 
 
 def _table(readings: Mapping[str, Reading], full: Reading) -> Figure:
-    return {"rows": [row(name, own, full, KINDS) for name, own in readings.items()]}
+    return {"rows": [row(name, reading, full, KINDS) for name, reading in readings.items()]}

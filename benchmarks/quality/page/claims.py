@@ -57,17 +57,17 @@ def _side(figure: Figure, sign: int) -> str:
 
 def _contrasts(experiment: str, *names: str) -> Find:
     def find(results: Results) -> Sequence[Figure] | None:
-        held = results[experiment]["contrasts"]
-        found = [held[name] for name in names if name in held]
-        return found or None
+        contrasts = results[experiment]["contrasts"]
+        figures = [contrasts[name] for name in names if name in contrasts]
+        return figures or None
 
     return find
 
 
 def _orders(*names: str) -> Find:
     def find(results: Results) -> Sequence[Figure]:
-        held = results["orders"]["uniform(.5)"]["contrasts"]
-        return [held[f"importance / {name}"] for name in names]
+        contrasts = results["orders"]["uniform(.5)"]["contrasts"]
+        return [contrasts[f"importance / {name}"] for name in names]
 
     return find
 
@@ -78,9 +78,9 @@ def _difference(experiment: str) -> Find:
 
 def _memory(kind: str) -> Find:
     return lambda results: [
-        held
+        contrast
         for group in results["memory"]["groups"]
-        for name, held in group["contrasts"].items()
+        for name, contrast in group["contrasts"].items()
         if name.startswith(kind)
     ]
 
@@ -90,7 +90,7 @@ def _moves(name: str, roles: str = "targets") -> Find:
 
     def find(results: Results) -> Sequence[Figure] | None:
         targets = results["shift"][roles] or ()
-        return [moved[name] for own in targets for moved in own["sources"].values()]
+        return [moved[name] for target in targets for moved in target["sources"].values()]
 
     return find
 

@@ -28,9 +28,9 @@ def _model(experiments: Mapping[str, Any]) -> Figure:
     masking, tiers = experiments["masking"], experiments["tiers"]
     return {
         "claims": {
-            claim.text: said.removeprefix("**").split("**: ")
+            claim.text: outcome.removeprefix("**").split("**: ")
             for claim in CLAIMS
-            if claim.paper and (said := verdict(claim, experiments))
+            if claim.paper and (outcome := verdict(claim, experiments))
         },
         "policies": _rows(experiments["policies"]["rows"]),
         "orders": _rows(experiments["orders"]["uniform(.5)"]["rows"]),
@@ -55,13 +55,13 @@ def _model(experiments: Mapping[str, Any]) -> Figure:
             if "router weight" not in row["label"]
         ],
         "shift": [
-            {"of": source, "on": own["target"],
+            {"of": source, "on": target["target"],
              **{what: {"kept": row["retention"]["value"], "bytes": row["share"]}
-                for what, row in (("matched", own["matched"]),
+                for what, row in (("matched", target["matched"]),
                                   ("transferred", moved["transferred"]),
                                   ("refreshed", moved["refreshed"]))}}
-            for own in experiments["shift"]["targets"]
-            for source, moved in own["sources"].items()
+            for target in experiments["shift"]["targets"]
+            for source, moved in target["sources"].items()
         ],
     }  # fmt: skip
 

@@ -62,9 +62,9 @@ def render(content: Figure) -> str:
         for model in models:
             parts.append(f"### {model['name']}: {section.title[0].lower()}{section.title[1:]}")
             parts.append(section.body(model["experiments"][section.name]))
-            said = _claim_lines(section.name, model)
-            if said:
-                parts.append(said)
+            claim_lines = _claim_lines(section.name, model)
+            if claim_lines:
+                parts.append(claim_lines)
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -74,13 +74,13 @@ def write(root: Path, content: Figure) -> None:
 
     (root / IMAGES).mkdir(parents=True, exist_ok=True)
     (root / EXTRACT).parent.mkdir(parents=True, exist_ok=True)
-    for name, made in (
+    for name, text in (
         (CONTENT, as_json(content)),
         (EXTRACT, as_json(extract(content))),
         (PAGE, render(content)),
     ):
         with atomic(root / name) as temporary:
-            temporary.write_text(made, encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8")
     for name, draw in PICTURES.items():
         draw(root / IMAGES / f"quality-{name}.png", content["models"])
 
@@ -91,9 +91,9 @@ def as_json(content: Figure) -> str:
 
 
 def _conditions(models: list[Figure]) -> str:
-    head = ["", *(own["name"] for own in models)]
-    columns = [_facts(own) for own in models]
-    rows = [[what, *(own[what] for own in columns)] for what in columns[0]]
+    head = ["", *(model["name"] for model in models)]
+    columns = [_facts(model) for model in models]
+    rows = [[what, *(model[what] for model in columns)] for what in columns[0]]
     return markdown(head, rows, len(head))
 
 
@@ -121,10 +121,10 @@ def _claims(models: list[Figure]) -> str:
     parts = [" ".join(_count(model) for model in models)]
     for title, of in (("Of the paper", True), ("Simple controls", False)):
         rows = [
-            [claim.text, *([claim.paper] if of else []), *said]
+            [claim.text, *([claim.paper] if of else []), *verdicts]
             for claim in CLAIMS
             if bool(claim.paper) == of
-            and (said := [verdict(claim, model["experiments"]) or "–" for model in models])
+            and (verdicts := [verdict(claim, model["experiments"]) or "–" for model in models])
         ]
         head = [title, *(["where"] if of else []), *(model["name"] for model in models)]
         parts.append(markdown(head, rows, len(head)))
@@ -133,15 +133,15 @@ def _claims(models: list[Figure]) -> str:
 
 def _count(model: Figure) -> str:
     """Return how many of the paper's observations a model shows, in a sentence."""
-    said = [
+    outcomes = [
         outcome(claim, figures)
         for claim in CLAIMS
         if claim.paper and (figures := claim.find(model["experiments"]))
     ]
     return (
-        f"Of {len(said)} observations of the paper, {model['name']} shows {said.count(SHOWN)} and "
-        f"the opposite of {said.count(CONTRADICTED)} (open: {said.count(OPEN)}, its figures "
-        f"divided: {said.count(MIXED)})."
+        f"Of {len(outcomes)} observations of the paper, {model['name']} shows "
+        f"{outcomes.count(SHOWN)} and the opposite of {outcomes.count(CONTRADICTED)} (open: "
+        f"{outcomes.count(OPEN)}, its figures divided: {outcomes.count(MIXED)})."
     )
 
 
@@ -149,8 +149,8 @@ def _claim_lines(section: str, model: Figure) -> str:
     """Return what this model shows of a section's claims, as a list."""
     lines = []
     for claim in CLAIMS:
-        said = claim.section == section and verdict(claim, model["experiments"])
-        if said:
+        text = claim.section == section and verdict(claim, model["experiments"])
+        if text:
             of = f" ({claim.paper})" if claim.paper else ""
-            lines.append(f"- {claim.text}{of}: {said}.")
+            lines.append(f"- {claim.text}{of}: {text}.")
     return "\n".join(lines)

@@ -41,13 +41,13 @@ def policies(target: Path, models: Sequence[Figure]) -> None:
                 if name.endswith("roles by router weight") and "random" not in name
             ]
             for name, colour, marker, which in groups:
-                own = [
+                group_rows = [
                     row
                     for label, row in rows.items()
                     if (label in which if isinstance(which, tuple) else label.startswith(which))
                     and not label.endswith("renormalised")
                 ]
-                _points(ax, own, colour, marker, name)
+                _points(ax, group_rows, colour, marker, name)
             _points(ax, weight, _BLUE, "o", "these, heavier expert\ndominant",
                     hollow=True)  # fmt: skip
             ax.set_yscale("log")
@@ -80,12 +80,12 @@ def roles(target: Path, models: Sequence[Figure]) -> None:
         for ax, model in zip(axes, models, strict=True):
             pairs = model["experiments"]["masking"]["pairs"]
             x, y = (
-                np.array([own[side]["value"] for own in pairs])
+                np.array([pair[side]["value"] for pair in pairs])
                 for side in ("dominant_cost", "auxiliary_cost")
             )
             for side, along in (("dominant_cost", "xerr"), ("auxiliary_cost", "yerr")):
                 middle = x if along == "xerr" else y
-                ends = np.array([own[side]["interval"] for own in pairs]).T
+                ends = np.array([pair[side]["interval"] for pair in pairs]).T
                 ax.errorbar(x, y, fmt="none", ecolor="#BBBBBB", lw=0.8,
                             **{along: np.abs(ends - middle)})  # fmt: skip
             ax.plot(x, y, "o", color=_BLUE, ms=5)
@@ -108,9 +108,11 @@ def shift(target: Path, models: Sequence[Figure]) -> None:
                  "below each figure in brackets: after a refresh") as axes:  # fmt: skip
         for ax, model in zip(axes, models, strict=True):
             targets = model["experiments"]["shift"]["targets"]
-            kinds = [own["target"] for own in targets]
-            cells = [[_cell(own, source) for own in targets] for source in kinds]
-            cells.append([(own["random"]["increase"]["value"], None) for own in targets])
+            kinds = [target_row["target"] for target_row in targets]
+            cells = [[_cell(target_row, source) for target_row in targets] for source in kinds]
+            cells.append(
+                [(target_row["random"]["increase"]["value"], None) for target_row in targets]
+            )
             shown = np.array([[100 * first for first, _ in row] for row in cells])
             scale = LogNorm(max(0.5, shown.min()), 3 * shown.max(), clip=True)
             ax.imshow(np.maximum(shown, 0.5), cmap="Blues", norm=scale, aspect="auto")

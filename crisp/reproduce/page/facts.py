@@ -118,7 +118,8 @@ def _run(evidence: Evidence) -> str:
         return "It takes about a minute on two cores."
     return (
         f"This page was made with `--trace {evidence.trace_name}`: its figures are of that "
-        "routing, its arguments were written for the drawn one. Every row counts as a decoded token."
+        "routing, its arguments were written for the drawn one. Every row counts as a decoded "
+        "token."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from crisp.errors import CrispError
+from crisp.extensions import find_name
 
 Ints = npt.NDArray[np.int64]
 Batches = Iterator[tuple[Any, float]]  # record batches, with the share of the file read so far
@@ -126,22 +127,56 @@ class LongTable:
         return int(pc.max(pc.list_value_length(batch.column("experts"))).as_py() or 0)
 
 
-def open_table(path: Path) -> LongTable:
-    """Open the table at ``path``, by its ending: .parquet, .csv, .jsonl or .ndjson."""
-    readers = {
-        ".parquet": _open_parquet,
-        ".csv": _open_csv,
-        ".jsonl": _open_jsonl,
-        ".ndjson": _open_jsonl,
-    }
-    if not path.is_file():
-        raise CrispError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
-    if path.suffix.lower() not in readers:
-        raise CrispError(f"{path}: unknown kind of table; expected {', '.join(readers)}")
+def open_table(path: Path, reader: str | None = None) -> LongTable:
+    """Open the table at ``path``, by its ending, or with a reader by its name.
+
+    Raises CrispError for an unreadable file, an unknown ending and an unknown reader.
+    """
+    if reader is None:
+        if not path.is_file():
+            raise CrispError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+        if path.suffix.lower() not in _ENDINGS:
+            raise CrispError(f"{path}: unknown kind of table; expected {', '.join(_ENDINGS)}")
+        reader = _ENDINGS[path.suffix.lower()]
+    open_with = find_name(READERS, reader, "importer")
     try:
-        return readers[path.suffix.lower()](path)
+        return open_with(path)
     except (pa.ArrowException, OSError) as error:
         raise CrispError(f"{path}: {str(error).splitlines()[0]}") from error
+
+
+def table_of_columns(path: Path, columns: Mapping[str, npt.ArrayLike]) -> LongTable:
+    """Return a table that is in memory already, one row per (sequence, token, layer).
+
+    columns: `sequence`, `token` and `layer` [n] whole numbers; `experts` [n, k], -1 where absent;
+    `weights` [n, k] and `phase` [n], if known. Raises CrispError for other names and shapes.
+    """
+    arrays = {name: np.asarray(values) for name, values in columns.items()}
+    unknown = set(arrays) - {*KEYS, "experts", "weights", "phase"}
+    if unknown:
+        raise CrispError(f"{path}: the importer gives a column {min(unknown)}, which is unknown")
+    n = len(arrays.get("sequence", ()))
+    fields: dict[str, Any] = {}
+    for name, array in arrays.items():
+        wanted = 2 if name in ("experts", "weights") else 1
+        if array.ndim != wanted or len(array) != n:
+            raise CrispError(
+                f"{path}: the importer's {name} are {list(array.shape)}, expected "
+                f"{[n, 'k'] if wanted == 2 else [n]}".replace("'", "")
+            )
+        if wanted == 1:
+            fields[name] = pa.array(array)
+            continue
+        absent = np.isnan(array) if name == "weights" else array < 0
+        for rank in range(array.shape[1]):
+            fields[f"{name[0]}{rank}"] = pa.array(array[:, rank], mask=absent[:, rank])
+
+    def read(names: list[str]) -> Batches:
+        whole = pa.table({name: fields[name] for name in names})
+        for batch in whole.to_batches(_BATCH_ROWS):
+            yield batch, 1.0
+
+    return LongTable(path, tuple(fields), read)
 
 
 def _open_parquet(path: Path) -> LongTable:
@@ -216,3 +251,11 @@ def _pad_lists(path: Path, column: Any, k: int, absent: float, kind: Any) -> npt
     matrix = np.full((len(lengths), k), absent, numbers.dtype)
     matrix[np.arange(k) < lengths[:, None]] = numbers
     return matrix
+
+
+READERS: dict[str, Callable[[Path], LongTable]] = {
+    "parquet": _open_parquet,
+    "csv": _open_csv,
+    "jsonl": _open_jsonl,
+}
+_ENDINGS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.errors import CrispError
+from crisp.extensions import describe_origins
 from crisp.files import atomic
 from crisp.model.spec import ModelSpec
 from crisp.trace import Header, RoutingTrace, tensor_file
@@ -58,13 +59,15 @@ def import_table(
     drop_incomplete: bool = False,
     dataset: str | None = None,
     tokenizer: str | None = None,
+    reader: str | None = None,
     progress: Progress = lambda share: None,
 ) -> Imported:
     """Write the table at ``path`` (parquet, CSV or JSON lines) as a trace to ``out``.
 
     The model is a ``spec``, or ``n_experts`` and ``n_layers``. Experts are sorted by falling weight
     where the table has weights, else taken to be; ``unordered`` leaves them and says so in the
-    header. For ``drop_incomplete`` see `crisp.trace.importing.survey.plan_rows`.
+    header. For ``drop_incomplete`` see `crisp.trace.importing.survey.plan_rows`. reader: one of
+    `READERS`, in place of the file's ending.
 
     Raises CrispError for tables that are unreadable, incomplete, or do not fit the model.
     """
@@ -72,8 +75,10 @@ def import_table(
         n_experts, n_layers = spec.n_experts, spec.n_layers
     if n_experts is None or n_layers is None or n_experts < 1 or n_layers < 1:
         raise CrispError("import: expected a model, or at least 1 expert and 1 layer")
+    origin = "" if reader is None else describe_origins([("importer", reader)])
+    by = f" by {reader}, {origin}" if origin else ""  # a plugin
     with atomic(out) as temporary:  # first of all: it refuses a folder that is not there
-        table = open_table(path)
+        table = open_table(path, reader)
         tokens = survey(table, n_layers, lambda share: progress(share / 2))
         if spec is not None:
             _check_layers(table, tokens, spec)
@@ -88,7 +93,7 @@ def import_table(
             spec=None if spec is None else spec.to_dict(),
             dataset=dataset,
             tokenizer=tokenizer,
-            note=f"imported from {path.name}",
+            note=f"imported from {path.name}{by}",
         )
         rows, shape = plan.sequence.shape, (len(plan.sequence), n_layers, tokens.k)
         layout: dict[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {

@@ -30,10 +30,10 @@ from crisp.version import TOOL
 
 
 class Group(TyperGroup):
-    """Commands, of which the nearest is named when an unknown one was asked for."""
+    """A group of commands; the error for an unknown one names the nearest."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command called ``args[0]``."""
+        """Return the command called ``args[0]``."""
         if args[0] not in self.commands:
             raise unknown_name(args[0], self.commands, "command")
         return super().resolve_command(ctx, args)

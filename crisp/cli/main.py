@@ -22,14 +22,14 @@ USAGE, FAULT, INTERRUPTED, BROKEN_PIPE, TERMINATED = 2, 70, 130, 141, 143  # exi
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does."""
+    """The exception that SIGTERM raises; it ends a command as Ctrl-C does."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0, or 2 after a user's mistake, told in one line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    arguments_given = list(sys.argv[1:] if arguments is None else arguments)
     closed = _settle_streams()
-    code = _say("error: standard output is closed", USAGE) if closed else _guarded(given)
+    code = _say("error: standard output is closed", USAGE) if closed else _guarded(arguments_given)
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _settle_streams() -> bool:
-    """Whether standard output is closed. From now on writing to any standard stream is safe.
+    """Make writing to the standard streams safe; return whether standard output is closed.
 
     Else the next file that is opened would take the number of a closed one and get what libraries
     print, and print() to a closed standard error would write to standard output.
@@ -61,20 +61,20 @@ def _settle_streams() -> bool:
 
 
 def _drop(stream: TextIO) -> None:
-    """Let what a stream could not write go nowhere, so that the end of Python is quiet."""
+    """Discard what a stream could not write, so that Python ends quietly."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _guarded(given: list[str]) -> int:
-    """The exit code of a command; whatever went wrong has been said."""
+def _guarded(arguments_given: list[str]) -> int:
+    """Run a command and report whatever goes wrong; return the exit code."""
     try:
         with _termination_raised():
-            return _run(given)
+            return _run(arguments_given)
     except KeyboardInterrupt as error:
         return _interrupted(error)
     except RuntimeError as error:
         if not isinstance(error.__cause__, KeyboardInterrupt):
-            raise
+            return _plugin_failed(error)
         return _interrupted(error.__cause__)  # Python 3.11 says so if a class was being made
     except BrokenPipeError:
         _drop(sys.stdout)
@@ -85,17 +85,29 @@ def _guarded(given: list[str]) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _say(f"error: {where}{error.strerror or error}", USAGE)
     except InvariantError as error:
-        command_line = shlex.join(["crisp", *given])
+        command_line = shlex.join(["crisp", *arguments_given])
         return _say(
             f"error: a fault of crisp, not of your input: {error}; please report it, with the "
             f"command: {command_line}",
             FAULT,
         )
+    except Exception as error:
+        return _plugin_failed(error)
+
+
+def _plugin_failed(error: Exception) -> int:
+    """Say what went wrong in a plugin's function; raise an error that is not of one."""
+    from crisp.extensions import plugin_fault
+
+    fault = plugin_fault(error)
+    if fault is None:
+        raise error
+    return _say(f"error: {fault}", USAGE)
 
 
 @contextmanager
 def _termination_raised() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that nothing half-written is left."""
+    """Let SIGTERM end the block as Ctrl-C does, so that nothing half-written is left."""
 
     def end(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # tidying up has begun
@@ -116,7 +128,7 @@ def _termination_raised() -> Iterator[None]:
 
 
 def _interrupted(error: KeyboardInterrupt) -> int:
-    """Say so; the exit code."""
+    """Report the interruption; return the exit code."""
     exec("")  # else Python ends by the signal itself, if that came while it executed a string
     if isinstance(error, Terminated):
         return _say(_noted("terminated", error), TERMINATED)
@@ -124,13 +136,14 @@ def _interrupted(error: KeyboardInterrupt) -> int:
 
 
 def _noted(line: str, error: BaseException) -> str:
-    """A line, and what could not be tidied up after the error."""
+    """Return a line, followed by the notes on what was kept or could not be tidied up."""
     return "; ".join([line, *getattr(error, "__notes__", ())])
 
 
-def _run(given: list[str]) -> int:
-    """Find the command and do it."""
-    _check(given)
+def _run(arguments_given: list[str]) -> int:
+    """Run the command that is given; return the exit code."""
+    _check(arguments_given)
+    _note_former_names(arguments_given)
     import typer
 
     from crisp.cli.app import app
@@ -139,7 +152,7 @@ def _run(given: list[str]) -> int:
     usage_error = cast(type[Exception], typer.BadParameter.__mro__[1])
     try:
         command = typer.main.get_command(app)
-        with command.make_context("crisp", given or ["--help"]) as context:
+        with command.make_context("crisp", arguments_given or ["--help"]) as context:
             command.invoke(context)
     except typer.Exit as end:
         return end.exit_code
@@ -148,14 +161,24 @@ def _run(given: list[str]) -> int:
     return 0
 
 
-def _check(given: list[str]) -> None:
+def _note_former_names(arguments_given: list[str]) -> None:
+    """Say once what a policy is called now that is asked for by a former name."""
+    if not any("worth" in item.split(",") for item in arguments_given):
+        return
+    from crisp.policy.policy import ALIASES
+
+    for former, name in ALIASES.items():
+        _say(f"note: policy {former} is called {name} now", 0)
+
+
+def _check(arguments_given: list[str]) -> None:
     """Raise CrispError for what no option takes: nothing at all, or a name that is no text.
 
     What another command is given may be anything.
     """
-    if given[:1] == ["energy"]:
+    if arguments_given[:1] == ["energy"]:
         return
-    for before, item in zip(["crisp", *given], given, strict=False):
+    for before, item in zip(["crisp", *arguments_given], arguments_given, strict=False):
         name, equals, value = item.partition("=")
         if not item or (name.startswith("--") and equals and not value):
             # as a path it would mean the present folder
@@ -183,7 +206,7 @@ def _say(line: str, code: int) -> int:
 
 
 def _usage(error: Any) -> str:
-    """A wrong command line in one line: what was found, what is near, where to read on."""
+    """Describe a wrong command line in one line: what was found, what is near, where to read on."""
     context = error.ctx
     message = str(error.format_message()).rstrip(".")
     message = message[:1].lower() + message[1:]
@@ -191,9 +214,9 @@ def _usage(error: Any) -> str:
         return message
     if type(error).__name__ == "NoSuchOption":
         unknown = error.option_name
-        known = [name for parameter in context.command.params for name in parameter.opts]
-        close = difflib.get_close_matches(unknown, known, n=1, cutoff=0.5)
-        hint = f"; did you mean '{close[0]}'?" if close else ";"
+        option_names = [name for parameter in context.command.params for name in parameter.opts]
+        nearest_names = difflib.get_close_matches(unknown, option_names, n=1, cutoff=0.5)
+        hint = f"; did you mean '{nearest_names[0]}'?" if nearest_names else ";"
         message = f"unknown option '{unknown}'{hint}"
     else:
         message += ";"

@@ -27,7 +27,7 @@ GRANULARITIES = ("expert", "block")
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a run is told beside trace, model, machine, policy and budget."""
+    """The settings of a run beside trace, model, machine, policy and budget."""
 
     granularity: str = "expert"
     phase: str = "decode"
@@ -75,7 +75,7 @@ class Case:
     counted: RoutingTrace | None = None  # what the profile was counted from, if that is at hand
 
     def capacity(self) -> list[int]:
-        """Blocks of each part of the budget."""
+        """Return the blocks that each part of the budget holds."""
         if self.everything:
             return [self.spec.n_routed * self.spec.n_blocks]
         return self.budget.capacity(self.spec, self.policy.cache)
@@ -85,7 +85,7 @@ class Case:
         return starting_state(self.spec, self.policy.cache, self.profile, self.capacity())
 
     def future(self) -> Future:
-        """All tasks to come. Raises CrispError where they depend on what is resident."""
+        """Return all tasks to come; CrispError where they depend on what is resident."""
         workload = self.workload()
         if workload.depends:
             raise CrispError(
@@ -102,7 +102,7 @@ class Case:
         )
 
     def order_cost(self, hardware: HardwareProfile | None) -> CostModel | None:
-        """What an order that needs times asks, where times are measured; None: it needs none.
+        """Return the costs that the order of a measured run asks for; None: it asks for none.
 
         Raises CrispError if it does, and there is no ``hardware``.
         """
@@ -110,7 +110,7 @@ class Case:
         return cost_model(hardware, self.spec) if hardware and _timed(self.policy) else None
 
     def scheduler(self, cost: CostModel | None) -> EventScheduler:
-        """A scheduler that has seen nothing yet; orders that ask for times need a cost."""
+        """Return a scheduler that has seen nothing yet; orders that ask for times need a cost."""
         return new_scheduler(
             self.spec,
             self.policy,
@@ -122,18 +122,18 @@ class Case:
         )
 
     def workload(self) -> Workload:
-        """The tasks of the events."""
+        """Return what lays out the tasks of each event."""
         widths = self.policy.width.bind(self.spec, self.profile, self.trace.header.ordered)
         return Workload(self.trace, widths, self.policy.prefetch.source == ROUTER, self.following())
 
     def following(self) -> Transitions | None:
-        """What usually comes next, where the prefetcher asks for it; CrispError if nobody knows."""
+        """Return which experts follow which, if the prefetcher asks; CrispError if unknown."""
         if self.policy.prefetch.source != PROFILE:
             return None
         return Transitions.from_trace(self._counted(), self.profile.expert_counts)
 
     def _counted(self) -> RoutingTrace:
-        """What the profile was counted from; CrispError if nobody knows."""
+        """Return the trace that the profile was counted from; CrispError if it is not at hand."""
         if self.counted is None:
             raise CrispError(
                 f"prefetch {self.policy.prefetch.name}: asks which experts follow which, which "
@@ -142,17 +142,17 @@ class Case:
         return self.counted
 
     def steps(self, progress: Callable[[int], None] | None = None) -> Iterator[Step]:
-        """The forward passes; ``progress`` is told the rows of each one that begins."""
+        """Yield the forward passes; ``progress`` is called with the rows of each that begins."""
         conditions = self.conditions
         steps = plan(self.trace, self.rows(), conditions.batch, conditions.chunk)
-        return steps if progress is None else _told(steps, progress)
+        return steps if progress is None else _report_rows(steps, progress)
 
     def rows(self) -> npt.NDArray[np.int64]:
-        """The rows of the trace that are run."""
+        """Return the numbers [n] of the trace's rows that are run."""
         return chosen_rows(self.trace, self.conditions.phase, self.conditions.limit)
 
     def settings(self, engine: str, hardware: dict[str, Any] | None) -> dict[str, Any]:
-        """All of it, resolved, safe for JSON: what two runs must share to be compared."""
+        """Return all settings, resolved, safe for JSON: what two runs must share to be compared."""
         header, blocks = self.trace.header, sum(self.capacity())
         profile = {"sha256": self.profile.digest(), "from": self.split}
         if self.policy.prefetch.source == PROFILE:
@@ -181,7 +181,7 @@ class Case:
         }
 
 
-def _told(steps: Iterator[Step], progress: Callable[[int], None]) -> Iterator[Step]:
+def _report_rows(steps: Iterator[Step], progress: Callable[[int], None]) -> Iterator[Step]:
     for step in steps:
         progress(len(step.rows))
         yield step

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.errors import CrispError
-from crisp.run.result import Run, load_runs, nth
+from crisp.run.result import Run, load_runs, nth_run
 from crisp.run.timeline import (
     BLOCKS,
     COMPUTE,
@@ -43,8 +43,8 @@ _WHERE = [EVENT, LAYER_ID, EXPERT, FIRST, BLOCKS]
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A metric of both runs; None: one of them does not have it."""
+class ComparedMetric:
+    """A metric of both runs; None: a run does not have it."""
 
     metric: str
     simulated: float | None
@@ -59,8 +59,8 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Timelines:
-    """What the timelines say beyond the metrics. A difference is None, or the first one told.
+class TimelineComparison:
+    """What timelines say beyond the metrics; a difference is None, or the first one in words.
 
     errors: simulated over measured duration of an event, less 1, at QUANTILES. An event lasts from
     the end of the one before, so its layer is in it.
@@ -82,11 +82,11 @@ class Timelines:
 class Comparison:
     """Two runs of one case."""
 
-    pairs: tuple[Pair, ...]
-    timelines: Timelines | None  # None: not given
+    pairs: tuple[ComparedMetric, ...]
+    timelines: TimelineComparison | None  # None: not given
 
     def error(self, metric: str) -> float | None:
-        """The relative error of one metric."""
+        """Return the relative error of one metric."""
         return next(pair.error for pair in self.pairs if pair.metric == metric)
 
 
@@ -99,25 +99,27 @@ def compare(
     """
     check_same_case(simulated, measured)
     pairs = tuple(
-        Pair(name, simulated.metrics[name], measured.metrics[name]) for name in (*COUNTS, *TIMES)
+        ComparedMetric(name, simulated.metrics[name], measured.metrics[name])
+        for name in (*COUNTS, *TIMES)
     )
     if simulated_rows is None or measured_rows is None:
         return Comparison(pairs, None)
     return Comparison(pairs, _timelines(simulated_rows, measured_rows))
 
 
-def one_run(path: Path, number: int | None = None, *, measured: bool) -> Run:
-    """The run in a file that holds one, or its ``number``th, from 1; CrispError if it holds more or
-    fewer, or one of the other kind.
+def load_one_run(path: Path, number: int | None = None, *, measured: bool) -> Run:
+    """Return the only run in a file, or its ``number``th, from 1.
+
+    Raises CrispError if the file holds more or fewer, or one of the other kind.
     """
     runs = load_runs(path)
     if number is None and len(runs) != 1:
         raise CrispError(f"{path}: holds {len(runs)} runs, expected one; --run says which")
-    run = nth(runs, 1 if number is None else number, path)
+    run = nth_run(runs, 1 if number is None else number, path)
     kinds = ("simulated", "measured")
-    found = run.settings["engine"] == "hw"
-    if found != measured:
-        raise CrispError(f"{path}: is a {kinds[found]} run, expected a {kinds[measured]} one")
+    is_measured = run.settings["engine"] == "hw"
+    if is_measured != measured:
+        raise CrispError(f"{path}: is a {kinds[is_measured]} run, expected a {kinds[measured]} one")
     return run
 
 
@@ -129,19 +131,19 @@ def check_same_case(simulated: Run, measured: Run) -> None:
         raise CrispError(f"the runs are not of the same case: {difference}")
 
 
-def rows_of(run: Run, run_path: Path, path: Path) -> Rows:
-    """The rows of a run's own timeline; CrispError for another's, and for one that was changed.
+def load_run_timeline(run: Run, run_path: Path, path: Path) -> Rows:
+    """Return the rows of a run's own timeline; CrispError for another's or a changed one.
 
     run_path: where the run is from.
     """
-    rows = read_rows(path)
+    rows = read_timeline_rows(path)
     if hashlib.sha256(rows.tobytes()).hexdigest() != run.provenance.get("timeline_sha256"):
         raise CrispError(f"{path}: is of another run than {run_path}, or was changed")
     return rows
 
 
-def read_rows(path: Path) -> Rows:
-    """The rows of a ``timeline.parquet``; CrispError if it is something else."""
+def read_timeline_rows(path: Path) -> Rows:
+    """Return the rows of a ``timeline.parquet``; CrispError if it is something else."""
     import pyarrow.compute
     import pyarrow.parquet
 
@@ -171,21 +173,21 @@ def read_rows(path: Path) -> Rows:
 
 
 def _difference(place: str, one: Any, other: Any) -> str | None:
-    """The first key whose values differ, and both."""
+    """Return the first key whose values differ, and both values, in words; None: none does."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return None if one == other else f"{place} is {one!r:.60} and {other!r:.60}"
     for key in dict.fromkeys([*one, *other]):
         inner = f"{place}.{key}" if place else key
         if inner in MAY_DIFFER:
             continue
-        found = _difference(inner, one.get(key), other.get(key))
-        if found is not None:
-            return found
+        difference = _difference(inner, one.get(key), other.get(key))
+        if difference is not None:
+            return difference
     return None
 
 
 def _other_blocks(simulated: dict[str, Any], measured: dict[str, Any]) -> str | None:
-    """In what the blocks of a calibrated profile are not the store's, as far as both say."""
+    """Say in what a calibrated profile's blocks are not the store's, as far as both tell."""
     blocks: Any = simulated
     for key in ("hardware", "tables", "geometry"):
         blocks = blocks.get(key) if isinstance(blocks, dict) else None
@@ -201,31 +203,33 @@ def _other_blocks(simulated: dict[str, Any], measured: dict[str, Any]) -> str | 
 # -- timelines -----------------------------------------------------------------------------------
 
 
-def _timelines(simulated: Rows, measured: Rows) -> Timelines:
+def _timelines(simulated: Rows, measured: Rows) -> TimelineComparison:
     ends = [_event_ends(rows) for rows in (simulated, measured)]
     count = min(map(len, ends))
-    took = [np.diff(own[:count, END], prepend=0) for own in ends]
-    kept = took[1] > 0
+    durations = [np.diff(end_rows[:count, END], prepend=0) for end_rows in ends]
+    positive = durations[1] > 0
     errors: Sequence[float] = ()
-    if kept.any():
-        found = np.percentile(took[0][kept] / took[1][kept] - 1, QUANTILES)
-        errors = [float(error) for error in found]
-    return Timelines(
+    if positive.any():
+        quantiles = np.percentile(durations[0][positive] / durations[1][positive] - 1, QUANTILES)
+        errors = [float(error) for error in quantiles]
+    return TimelineComparison(
         events=count,
         errors=tuple(errors),
         loads=_first_difference("load", _loads(simulated), _loads(measured)),
         pieces=_first_difference("piece", _pieces(simulated), _pieces(measured)),
         residents=_first_difference(
-            "blocks after event", *(own[:, [EVENT, RESIDENT]].tolist() for own in ends)
+            "blocks after event", *(end_rows[:, [EVENT, RESIDENT]].tolist() for end_rows in ends)
         ),
     )
 
 
 def _event_ends(rows: Rows) -> Rows:
-    """The row that ends each event, by event: of its last computation, or of its layer."""
-    own = rows[((rows[:, KIND] == COMPUTE) | (rows[:, KIND] == LAYER)) & (rows[:, EVENT] >= 0)]
-    last = np.append(own[1:, EVENT] != own[:-1, EVENT], True)[: len(own)]
-    ends: Rows = own[last]
+    """Return the row that ends each event: of its last computation, or of its layer."""
+    event_rows = rows[
+        ((rows[:, KIND] == COMPUTE) | (rows[:, KIND] == LAYER)) & (rows[:, EVENT] >= 0)
+    ]
+    last = np.append(event_rows[1:, EVENT] != event_rows[:-1, EVENT], True)[: len(event_rows)]
+    ends: Rows = event_rows[last]
     return ends
 
 
@@ -239,22 +243,23 @@ def _pieces(rows: Rows) -> list[list[int]]:
 
 
 def _named(rows: Rows) -> list[list[int]]:
-    found: npt.NDArray[np.int64] = rows[:, _WHERE]
-    return [list(row) for row in found.tolist()]
+    places: npt.NDArray[np.int64] = rows[:, _WHERE]
+    return [list(row) for row in places.tolist()]
 
 
 def _first_difference(
     what: str, simulated: list[list[int]], measured: list[list[int]]
 ) -> str | None:
-    """The first of what happened in only one of the runs, or differently."""
+    """Describe the first thing that happened in only one of the runs, or differently."""
     for place, (one, other) in enumerate(zip_longest(simulated, measured)):
         if one != other:
-            return f"{what} {place}: simulated {_told(one)}, measured {_told(other)}"
+            entries = f"simulated {_describe_entry(one)}, measured {_describe_entry(other)}"
+            return f"{what} {place}: {entries}"
     return None
 
 
-def _told(where: list[int] | None) -> str:
-    """An entry of a list, in words."""
+def _describe_entry(where: list[int] | None) -> str:
+    """Describe an entry of a list."""
     if where is None:
         return "none"
     if len(where) == 2:

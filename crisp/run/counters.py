@@ -6,23 +6,23 @@ from typing import Protocol
 
 
 class Prefetched(Protocol):
-    """Blocks that were prefetched, by what became of them."""
+    """Numbers of prefetched blocks, by what became of them."""
 
     @property
     def useful(self) -> int:
-        """There when their event started, and asked for."""
+        """Blocks that were there when their event started, and asked for."""
 
     @property
     def late(self) -> int:
-        """Asked for, and still in flight."""
+        """Blocks that were asked for while still in flight."""
 
     @property
     def wasted(self) -> int:
-        """The others."""
+        """Blocks that nothing asked for in time."""
 
 
 class Decided(Protocol):
-    """What has been decided so far: an `EventScheduler` knows it."""
+    """Counts of what has been decided so far, as an `EventScheduler` keeps them."""
 
     @property
     def done(self) -> bool:
@@ -50,4 +50,4 @@ class Decided(Protocol):
 
     @property
     def ahead(self) -> Prefetched | None:
-        """None: the policy does not prefetch."""
+        """What became of prefetched blocks; None: the policy does not prefetch."""

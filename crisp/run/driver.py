@@ -15,7 +15,7 @@ from crisp.scheduler.tasks import Load, Task
 
 
 class Driver:
-    """What each stream is at: one load and one piece of a task at the most."""
+    """The state of both streams: one load and one piece of a task in flight, at the most."""
 
     def __init__(self, scheduler: EventScheduler) -> None:
         self.scheduler = scheduler
@@ -23,28 +23,28 @@ class Driver:
         self.task: Task | None = None  # whose piece is being computed
 
     def next_load(self) -> Load | None:
-        """The request that begins now; None: the link is busy, or there is none."""
+        """Return the request that begins now; None: the link is busy, or there is none."""
         if self.load is not None or not self.scheduler.wants_link:
             return None
         self.load = self.scheduler.next_load()
         return self.load
 
     def next_task(self) -> Task | None:
-        """The task whose next piece begins now; None: compute is busy, or there is none."""
+        """Return the task whose next piece begins now; None: compute is busy, or there is none."""
         if self.task is not None:
             return None
         self.task = self.scheduler.next_compute()
         return self.task
 
     def loaded(self) -> Load:
-        """The load has arrived."""
+        """Report to the scheduler that the load has arrived."""
         load, self.load = self.load, None
         assert load is not None
         self.scheduler.loaded(load)
         return load
 
     def computed(self) -> Task:
-        """The piece has ended."""
+        """Report to the scheduler that the piece has been computed."""
         task, self.task = self.task, None
         assert task is not None
         self.scheduler.computed(task)

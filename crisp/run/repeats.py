@@ -26,15 +26,15 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Rule:
-    """When there are runs enough: ``most``, or fewer if the interval is narrow before."""
+class StoppingRule:
+    """When to stop: after ``most`` runs, or fewer if the interval is narrow enough before."""
 
     within: float | None = None  # half-width over mean; None: it does not matter
     most: int = 1
 
     @classmethod
-    def parse(cls, within: str | None, most: int | None, prefix: str = "--energy-") -> Rule:
-        """From the options ``within`` (such as 5%) and ``repeats``; CrispError names them."""
+    def parse(cls, within: str | None, most: int | None, prefix: str = "--energy-") -> StoppingRule:
+        """Read the options ``within`` (such as 5%) and ``repeats``; CrispError names them."""
         if most is not None and most < 1:
             raise CrispError(f"{prefix}repeats {most}: expected 1 or more")
         if within is None:
@@ -44,29 +44,31 @@ class Rule:
             raise CrispError(f"{prefix}within {within}: expected a share of the mean, such as 5%")
         return cls(float(share), most or MOST)
 
-    def met(self, found: Interval) -> bool:
-        """Whether the interval is as narrow as was asked."""
-        share = found.share
+    def met(self, estimate: Interval) -> bool:
+        """Return whether the interval is as narrow as was asked."""
+        share = estimate.share
         return (
             self.within is not None
             and share is not None
-            and found.n >= LEAST
+            and estimate.n >= LEAST
             and share <= self.within
         )
 
-    def why_enough(self, found: Interval) -> str | None:
-        """Why no more runs are wanted; None: one more."""
+    def why_enough(self, estimate: Interval) -> str | None:
+        """Return why no more runs are wanted; None: one more is."""
         share = f"within {100 * self.within:g} %" if self.within is not None else None
-        if self.met(found):
+        if self.met(estimate):
             return share
-        if found.n < self.most:
+        if estimate.n < self.most:
             return None
-        return "as many as were asked for" if share is None else f"not {share} after {found.n} runs"
+        return (
+            "as many as were asked for" if share is None else f"not {share} after {estimate.n} runs"
+        )
 
 
 @dataclass(frozen=True)
-class Series(Generic[T]):
-    """What was run, the interval of its joules, and why there is no more of it.
+class RepeatedRuns(Generic[T]):
+    """Runs of the same, the interval of their joules, and why there are no more.
 
     interrupt: what ended it, if that was Ctrl-C or the like: to be raised when all has been told.
     """
@@ -77,34 +79,37 @@ class Series(Generic[T]):
     interrupt: KeyboardInterrupt | None = None
 
 
-class NoMoreError(Exception):
-    """A run that does not count and is the last one: its message says why."""
+class NoMoreRunsError(Exception):
+    """Raised by a run that does not count and is the last one; the message says why."""
 
 
-def repeat(first: T, again: Callable[[], T], joules: Callable[[T], float], rule: Rule) -> Series[T]:
-    """Run ``again`` until the rule is content. Ctrl-C, too, ends it, and what was run before stays.
+def repeat(
+    first: T, again: Callable[[], T], joules: Callable[[T], float], rule: StoppingRule
+) -> RepeatedRuns[T]:
+    """Run ``again`` until the rule is met, or Ctrl-C; what was run before stays.
 
-    again: raises NoMoreError for a run that does not count. joules: of a run, gross.
+    again: raises NoMoreRunsError for a run that does not count. joules: of a run, gross.
     """
     items = [first]
     while True:
-        found = interval([joules(item) for item in items])
-        ended = rule.why_enough(found)
+        estimate = interval([joules(item) for item in items])
+        ended = rule.why_enough(estimate)
         if ended is not None:
-            return Series(items, found, ended)
+            return RepeatedRuns(items, estimate, ended)
         try:
             items.append(again())
         except KeyboardInterrupt as interrupt:
-            return Series(items, found, INTERRUPTED, interrupt)
-        except NoMoreError as why:
-            return Series(items, found, str(why))
+            return RepeatedRuns(items, estimate, INTERRUPTED, interrupt)
+        except NoMoreRunsError as why:
+            return RepeatedRuns(items, estimate, str(why))
 
 
 def repeat_run(
-    first: Run, again: Callable[[], Run], rule: Rule
+    first: Run, again: Callable[[], Run], rule: StoppingRule
 ) -> tuple[Run, KeyboardInterrupt | None]:
-    """A run whose joules a token are the mean over repeats of it; what interrupted them, if
-    anything did: to be raised when all has been told.
+    """Repeat a run; return it with the mean joules of the repeats, and what interrupted them.
+
+    An interrupt is to be raised when all has been reported.
 
     All else is the first run's. ``provenance`` says how narrow the interval is and what each run
     took. A run without joules, and a rule that wants one run, stay as they are.
@@ -115,21 +120,24 @@ def repeat_run(
     def counted() -> Run:
         run = again()
         if run.metrics[_GROSS] is None:
-            raise NoMoreError(f"a repeat had no joules: {run.unavailable[_GROSS]}")
+            raise NoMoreRunsError(f"a repeat had no joules: {run.unavailable[_GROSS]}")
         return run
 
     series = repeat(first, counted, lambda run: run.metrics[_GROSS] or 0.0, rule)
     return _merged(series, rule), series.interrupt
 
 
-def _merged(series: Series[Run], rule: Rule) -> Run:
+def _merged(series: RepeatedRuns[Run], rule: StoppingRule) -> Run:
     runs, first = series.items, series.items[0]
     net = [run.metrics[_NET] for run in runs]
-    known = [joules for joules in net if joules is not None]
-    above = interval(known) if len(known) == len(runs) else None
+    net_joules = [joules for joules in net if joules is not None]
+    net_interval = interval(net_joules) if len(net_joules) == len(runs) else None
     metrics, unavailable = dict(first.metrics), dict(first.unavailable)
-    metrics[_GROSS], metrics[_NET] = series.found.mean, None if above is None else above.mean
-    if above is None:
+    metrics[_GROSS], metrics[_NET] = (
+        series.found.mean,
+        None if net_interval is None else net_interval.mean,
+    )
+    if net_interval is None:
         unavailable[_NET] = next(run.unavailable[_NET] for run in runs if _NET in run.unavailable)
     repeats = {
         "runs": len(runs),
@@ -139,15 +147,15 @@ def _merged(series: Series[Run], rule: Rule) -> Run:
         "ended": series.ended,
         "confidence": CONFIDENCE,
         "half_width_j_per_token": series.found.half_width,
-        "half_width_net_j_per_token": None if above is None else above.half_width,
-        "each": [_told(run) for run in runs],
+        "half_width_net_j_per_token": None if net_interval is None else net_interval.half_width,
+        "each": [_describe_repeat(run) for run in runs],
     }
     energy = first.provenance["energy"] | {"repeats": repeats}
     return Run(first.settings, metrics, unavailable, first.provenance | {"energy": energy})
 
 
-def _told(run: Run) -> dict[str, Any]:
-    """What one of several runs took."""
+def _describe_repeat(run: Run) -> dict[str, Any]:
+    """Return what one of several runs took, safe for JSON."""
     tokens, gross, net = (run.metrics[name] for name in ("tokens", _GROSS, _NET))
     origin = run.provenance["energy"]
     return {

@@ -19,7 +19,7 @@ from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.run.counters import Decided
 from crisp.run.schema import check
-from crisp.run.timeline import StepLog, Steps, Totals
+from crisp.run.timeline import RunTotals, StepLog, StepTimes
 from crisp.trace import DECODE
 from crisp.version import TOOL
 
@@ -34,11 +34,11 @@ class Run:
     metrics: dict[str, int | float | None]
     unavailable: dict[str, str]
     provenance: dict[str, Any]
-    steps: Steps | None = field(default=None, compare=False, repr=False)
+    steps: StepTimes | None = field(default=None, compare=False, repr=False)
     """Of a simulation that was made here: files have none."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, safe for JSON."""
+        """Return everything, safe for JSON."""
         return {
             "version": VERSION,
             "settings": self.settings,
@@ -50,19 +50,19 @@ class Run:
 
 @dataclass(frozen=True)
 class HostTimes:
-    """What a measured run's host spent on deciding, in ns (paper, Table 3)."""
+    """The time that a measured run's host spent on deciding, in ns (paper, Table 3)."""
 
     lookup: int  # from a router's answer to widths, but for waiting until the answer is there
     queue: int  # in the scheduler: orders, evictions, which task is next
     coordination: int  # around it: handing operations to the streams, hearing of their ends
 
 
-def provenance(settings: dict[str, Any], sums: Totals, energy: Energy | None) -> dict[str, Any]:
-    """Which program made a run of which inputs: the hash covers trace, profile, seed and all."""
+def provenance(settings: dict[str, Any], sums: RunTotals, energy: Energy | None) -> dict[str, Any]:
+    """Return which program made a run of which inputs; the hash covers trace, profile and seed."""
     origin = None
     if energy is not None:  # its joules are metrics
-        told = {key: value for key, value in vars(energy).items() if value is not None}
-        origin = {key: value for key, value in told.items() if key not in ("gross_j", "net_j")}
+        fields = {key: value for key, value in vars(energy).items() if value is not None}
+        origin = {key: value for key, value in fields.items() if key not in ("gross_j", "net_j")}
     return {
         "tool": TOOL,
         "inputs_sha256": _digest(settings),
@@ -76,19 +76,19 @@ def _digest(settings: dict[str, Any]) -> str:
 
 
 def to_json(runs: Run | list[Run]) -> str:
-    """A run, or a list of them, as the text of a file: the same run gives the same bytes."""
+    """Return a run, or a list of them, as JSON text: the same run gives the same bytes."""
     content = runs.to_dict() if isinstance(runs, Run) else [run.to_dict() for run in runs]
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def save_runs(runs: Run | list[Run], path: str | Path) -> None:
-    """Write ``run.json``."""
+    """Write a run, or a list of them, as ``run.json``."""
     with atomic(path) as temporary:
         temporary.write_text(to_json(runs), encoding="utf-8")
 
 
 def load_runs(path: str | Path) -> list[Run]:
-    """The runs in a file that `save` wrote, one at least; CrispError if it is something else."""
+    """Return the runs in a file of `save_runs`, one at least; CrispError for another file."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         json.dumps(content, allow_nan=False, ensure_ascii=False).encode()  # numbers and text, all
@@ -110,8 +110,8 @@ def load_runs(path: str | Path) -> list[Run]:
     return [Run(**{part: run[part] for part in parts}) for run in runs]
 
 
-def nth(runs: Sequence[Run], number: int, path: Path) -> Run:
-    """One of a file's runs, counted from 1; CrispError for one that it does not hold."""
+def nth_run(runs: Sequence[Run], number: int, path: Path) -> Run:
+    """Return one of a file's runs, counted from 1; CrispError for one that it does not hold."""
     if not 1 <= number <= len(runs):
         raise CrispError(f"--run {number}: {path} holds {len(runs)} runs, counted from 1")
     return runs[number - 1]
@@ -123,7 +123,7 @@ def finish(
     *,
     cost: CostModel | None,
     scheduler: Decided,
-    sums: Totals,
+    sums: RunTotals,
     log: StepLog,
     total_ns: int,
     skipped: int,
@@ -133,7 +133,7 @@ def finish(
     belady: int | None = None,
     sequence: npt.NDArray[np.int32] | None = None,
 ) -> Run:
-    """The run that has ended, with its metrics.
+    """Return the run that has ended, with its metrics.
 
     cost: of a simulated machine; None: times were measured, and bounds are unknown. initial: blocks
     of each expert that were resident from the start. energy: joules from how long which streams
@@ -242,23 +242,23 @@ def finish(
 def _bounds(
     spec: ModelSpec,
     cost: CostModel | None,
-    sums: Totals,
+    sums: RunTotals,
     n_bytes: int,
     belady: int | None,
     steps: int,
 ) -> tuple[dict[str, float | None], dict[str, str]]:
-    """(what a run could not be faster than, in ms, or load less than, and why what is None is)."""
+    """Return (lower bounds of time in ms and of bytes, the reasons of those that are None)."""
     names = ("io", "belady", "order", "compute", "memory")
-    found: dict[str, float | None] = dict.fromkeys(
+    bounds: dict[str, float | None] = dict.fromkeys(
         ("belady_bytes_per_token", *(f"{name}_bound_ms_per_token" for name in names))
     )
     if cost is None or belady is None:
         reason = "the times of single activities, undisturbed, were not measured"
-        why = dict.fromkeys(found, reason)
+        why = dict.fromkeys(bounds, reason)
         why["belady_bytes_per_token"] = "it is counted of simulated runs"
-        return found, why
+        return bounds, why
     fewest = belady * spec.block_bytes
-    found |= {
+    bounds |= {
         "belady_bytes_per_token": fewest,
         "io_bound_ms_per_token": cost.io_bound(n_bytes) / 1e6,
         "belady_bound_ms_per_token": cost.io_bound(fewest) / 1e6,
@@ -266,10 +266,10 @@ def _bounds(
         "compute_bound_ms_per_token": sums.alone / 1e6,
     }
     if cost.memory_bandwidth is None:
-        return found, {"memory_bound_ms_per_token": "link and compute share no memory"}
+        return bounds, {"memory_bound_ms_per_token": "link and compute share no memory"}
     traffic = cost.load_traffic(n_bytes) + cost.compute_traffic(0, sums.blocks_computed)
     traffic += sum(cost.layer_traffic(layer) for layer in range(spec.n_layers)) * steps
-    return found | {"memory_bound_ms_per_token": traffic / cost.memory_bandwidth * 1e3}, {}
+    return bounds | {"memory_bound_ms_per_token": traffic / cost.memory_bandwidth * 1e3}, {}
 
 
 def _share(part: int, whole: int) -> float | None:
@@ -278,13 +278,13 @@ def _share(part: int, whole: int) -> float | None:
 
 def _check(
     scheduler: Decided,
-    sums: Totals,
+    sums: RunTotals,
     states: StateDurations,
     total_ns: int,
     belady: int | None,
     timed: bool,
 ) -> None:
-    """The sums of a run, counted in different places, must agree; timed: by a cost model."""
+    """Raise InvariantError unless sums counted in different places agree; timed: by a model."""
     facts = {
         "an event was left unfinished": scheduler.done,
         "blocks issued are not the blocks that landed": (

@@ -70,14 +70,14 @@ def _must_hold(value: Any, inner: Mapping[str, Any], place: str, where: str) -> 
     if not isinstance(value, dict):
         raise _wrong(where, place.rstrip("."), value, "an object")
     for key, expected in inner.items():
-        name, found = f"{place}{key}", value.get(key)
+        name, actual = f"{place}{key}", value.get(key)
         if isinstance(expected, dict):
-            _must_hold(found, expected, f"{name}.", where)
+            _must_hold(actual, expected, f"{name}.", where)
         elif isinstance(expected, tuple):
-            if found not in expected:
-                raise _wrong(where, name, found, " or ".join(expected))
-        elif type(found) is not expected:
-            raise _wrong(where, name, found, {str: "a text", int: "a whole number"}[expected])
+            if actual not in expected:
+                raise _wrong(where, name, actual, " or ".join(expected))
+        elif type(actual) is not expected:
+            raise _wrong(where, name, actual, {str: "a text", int: "a whole number"}[expected])
 
 
 def _shallow(value: object, levels: int) -> bool:
@@ -87,5 +87,5 @@ def _shallow(value: object, levels: int) -> bool:
     return levels > 0 and all(_shallow(one, levels - 1) for one in inner)
 
 
-def _wrong(where: str, place: str, found: object, expected: str) -> CrispError:
-    return CrispError(f"{where}: {place}: found {found!r:.40}, expected {expected}")
+def _wrong(where: str, place: str, actual: object, expected: str) -> CrispError:
+    return CrispError(f"{where}: {place}: found {actual!r:.40}, expected {expected}")

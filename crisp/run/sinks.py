@@ -14,14 +14,14 @@ from crisp.run.timeline import COLUMNS, KIND, KINDS, STEP, Rows, Sink
 
 
 class ParquetSink:
-    """Writes each block of rows as a row group of an open parquet writer."""
+    """A sink that writes each block of rows as a row group of an open parquet writer."""
 
     def __init__(self, writer: Any) -> None:
         """writer: a pyarrow ParquetWriter with the schema of `schema`."""
         self._writer = writer
 
     def write(self, rows: Rows) -> None:
-        """The next rows; none of them is kept."""
+        """Write the next rows; none of them is kept."""
         import pyarrow
 
         if len(rows):
@@ -33,7 +33,7 @@ class ParquetSink:
 
 
 def schema() -> Any:
-    """The columns of ``timeline.parquet``: whole numbers, and the kind by name."""
+    """Return the columns of ``timeline.parquet``: whole numbers, and the kind by name."""
     import pyarrow
 
     kinds = pyarrow.dictionary(pyarrow.int8(), pyarrow.string())
@@ -44,7 +44,7 @@ def schema() -> Any:
 
 @contextmanager
 def parquet(target: Path | IO[bytes]) -> Iterator[Sink]:
-    """A sink that streams into a parquet file, or into an open binary stream.
+    """Open a sink that streams into a parquet file, or into an open binary stream.
 
     The file appears when the block ends, complete; it does not if the block fails.
     """
@@ -61,30 +61,30 @@ def parquet(target: Path | IO[bytes]) -> Iterator[Sink]:
         yield ParquetSink(writer)
 
 
-class Window:
-    """Keeps the rows of one step: step ``wanted``, or the last one of a shorter run."""
+class TimelineWindow:
+    """A sink that keeps one step's rows: of step ``wanted``, or the last of a shorter run."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
         self.rows: Rows = np.empty((0, len(COLUMNS)), np.int64)
 
     def write(self, rows: Rows) -> None:
-        """The next rows; those of other steps are dropped at once."""
+        """Take the next rows; those of other steps are dropped at once."""
         seen = np.concatenate([self.rows, rows[rows[:, STEP] <= self._wanted]])
         self.rows = seen[seen[:, STEP] == seen[-1, STEP]] if len(seen) else seen
 
 
-class Everything:
-    """Keeps all rows: for short runs only."""
+class FullTimeline:
+    """A sink that keeps all rows: for short runs only."""
 
     def __init__(self) -> None:
         self._blocks: list[Rows] = []
 
     def write(self, rows: Rows) -> None:
-        """The next rows."""
+        """Take the next rows."""
         self._blocks.append(rows)
 
     @property
     def rows(self) -> Rows:
-        """All rows so far."""
+        """All rows so far, [intervals, columns]."""
         return np.concatenate([np.empty((0, len(COLUMNS)), np.int64), *self._blocks])

@@ -43,24 +43,24 @@ _FLUSH = 1 << 13  # rows: few enough that the arrays made of them stay in the ca
 
 
 class Sink(Protocol):
-    """Where rows go: a file, a window to draw."""
+    """A receiver of rows: a file, a window to draw."""
 
     def write(self, rows: Rows) -> None:
-        """The next rows, in the order in which their intervals ended."""
+        """Take the next rows, in the order in which their intervals ended."""
 
 
 class Recorder:
-    """Collects rows and hands them on in blocks, each the rows of whole events."""
+    """A collector of rows, which hands them on in blocks, each the rows of whole events."""
 
     def __init__(self, sinks: Sequence[Sink], by_block: bool) -> None:
         """by_block: every block is loaded and computed by itself (granularity block)."""
         self._sinks = sinks
         self._values: list[int] = []
         self.add = self._values.extend  # add((step, event, ...)): one row, in COLUMNS' order
-        self.sums = Sums(by_block)
+        self.sums = TimelineTotals(by_block)
 
     def flush(self, now: int, link_since: int | None, always: bool = False) -> None:
-        """Between two events: hand on what has been collected, if it is much or ``always``.
+        """Hand on what has been collected, between two events, if it is much or ``always``.
 
         link_since: when the load that is still in flight began, if there is one.
         """
@@ -73,7 +73,7 @@ class Recorder:
 
 
 @dataclass
-class Totals:
+class RunTotals:
     """Sums over a run, whether its timeline was kept or not; in ns unless said otherwise."""
 
     layer: int = 0  # router, attention and what else is not a routed expert
@@ -87,12 +87,12 @@ class Totals:
     blocks_computed: int = 0  # blocks
 
     def digest(self) -> str | None:
-        """Sha256 of the timeline; None: there is none."""
+        """Return the sha256 of the timeline; None: there is none."""
         return None
 
 
-class Sums(Totals):
-    """Totals over a timeline, fed block by block."""
+class TimelineTotals(RunTotals):
+    """Sums over a timeline that is fed block by block."""
 
     def __init__(self, by_block: bool) -> None:
         super().__init__()
@@ -126,30 +126,30 @@ class Sums(Totals):
         self._until = now
 
     def digest(self) -> str:
-        """Sha256 of all rows so far: a file of them is this run's, and no other's."""
+        """Return the sha256 of all rows so far: a file of them is this run's, and no other's."""
         return self._rows.hexdigest()
 
     def _best_orders(self, rows: Rows) -> int:
-        """Makespans of the events in ``rows``; at granularity block every block is a job.
+        """Return the summed makespans of ``rows``' events; at granularity block a block is a job.
 
         Then the blocks of an expert come in order, and the true optimum may be longer.
         """
-        own = rows[(rows[:, KIND] == LOAD) | (rows[:, KIND] == COMPUTE)]
-        if not len(own):
+        expert_rows = rows[(rows[:, KIND] == LOAD) | (rows[:, KIND] == COMPUTE)]
+        if not len(expert_rows):
             return 0
-        block = own[:, FIRST] if self._by_block else 0
-        event = own[:, EVENT] - own[0, EVENT]
-        job = (((event << 16) + own[:, EXPERT]) << 16) + block
+        block = expert_rows[:, FIRST] if self._by_block else 0
+        event = expert_rows[:, EVENT] - expert_rows[0, EVENT]
+        job = (((event << 16) + expert_rows[:, EXPERT]) << 16) + block
         jobs, place = np.unique(job, return_inverse=True)
-        computes, time = own[:, KIND] == COMPUTE, own[:, ALONE]
+        computes, time = expert_rows[:, KIND] == COMPUTE, expert_rows[:, ALONE]
         load = np.bincount(place[~computes], time[~computes], len(jobs)).astype(np.int64)
         compute = np.bincount(place[computes], time[computes], len(jobs)).astype(np.int64)
         return makespan(load, compute, jobs >> 32)
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
-    """The steps of a run: [steps] each."""
+class StepTimes:
+    """When the steps of a run ended and what they loaded, [steps] each."""
 
     end_ns: Rows
     rows: Rows
@@ -159,19 +159,19 @@ class Steps:
 
 
 class StepLog:
-    """When every step ended, and what it was."""
+    """A log of when every step ended, and what it was."""
 
     def __init__(self) -> None:
         self._values = array("q")
 
     def add(self, step: Step, end_ns: int, blocks: int = 0) -> None:
-        """A step has ended; the next one begins at once. blocks: issued until then."""
+        """Log that a step has ended; the next one begins at once. blocks: issued until then."""
         self._values.extend(
             (end_ns, len(step.rows), step.phase, step.opens, step.closes, blocks, step.rows[0])
         )
 
     def add_all(self, steps: Sequence[Step], ends: Rows, blocks: Rows) -> None:
-        """Steps have ended, one after the other, at ``ends`` [steps]."""
+        """Log that steps have ended, one after the other, at ``ends`` [steps]."""
         table = np.empty((len(steps), 7), np.int64)
         rows, *more = zip(*steps, strict=True)
         columns: list[Any] = [ends, [*map(len, rows)], *more, blocks, [*map(itemgetter(0), rows)]]
@@ -180,14 +180,14 @@ class StepLog:
         self._values.frombytes(table.tobytes())
 
     def columns(self) -> tuple[Rows, Rows, Rows, Rows, Rows]:
-        """(end in ns, rows, phase, opens a prompt, closes one), each [steps]."""
+        """Return (end in ns, rows, phase, opens a prompt, closes one), each [steps]."""
         end, rows, phase, opens, closes = self._table()[:, :5].T
         return end, rows, phase, opens, closes
 
-    def steps(self, sequence: npt.NDArray[np.int32]) -> Steps:
-        """What the steps of a simulation have loaded; sequence: of each row of its trace."""
+    def steps(self, sequence: npt.NDArray[np.int32]) -> StepTimes:
+        """Return when steps ended and what they loaded; sequence: of each row of the trace."""
         end, rows, phase, _, _, blocks, first = self._table().T
-        return Steps(
+        return StepTimes(
             end.copy(), rows.copy(), blocks.copy(), sequence[first], phase.astype(np.uint8)
         )
 
@@ -196,7 +196,7 @@ class StepLog:
 
 
 def makespan(load: Rows, compute: Rows, event: Rows) -> int:
-    """The shortest time of every event's jobs on two machines, summed (Johnson's rule).
+    """Return the shortest time of every event's jobs on two machines, summed (Johnson's rule).
 
     Jobs [n]: first ``load`` ns on the link, then ``compute`` ns; their order is free within each
     ``event``, and the same on both machines.
@@ -226,7 +226,7 @@ def _check_disjoint(intervals: Rows, stream: str) -> None:
 
 
 def _overlap(intervals: Rows, others: Rows) -> Rows:
-    """How much of each interval is covered by ``others``, which are sorted and disjoint."""
+    """Return how much of each interval ``others`` cover, which are sorted and disjoint."""
     if not len(others):
         return np.zeros(len(intervals), np.int64)
     lengths = others[:, 1] - others[:, 0]

@@ -157,17 +157,17 @@ def plan_cell(settings: CellSettings, engine: str = AUTO) -> tuple[Setup, Planne
 
 @lru_cache(maxsize=_CACHED)
 def _setup(settings: tuple[tuple[str, str], ...]) -> Setup:
-    given: dict[str, Any] = dict(settings)
-    given |= {key: _READERS[key](given[key]) for key in NUMBERS if key in given}
-    conditions = {key: given.pop(key, value) for key, value in vars(Conditions()).items()}
-    metadata = given.pop("metadata", None)
+    values: dict[str, Any] = dict(settings)
+    values |= {key: _READERS[key](values[key]) for key in NUMBERS if key in values}
+    conditions = {key: values.pop(key, value) for key, value in vars(Conditions()).items()}
+    metadata = values.pop("metadata", None)
     return load_setup(
-        given.pop("trace"),
-        hardware=hardware_profile(given.pop("hardware", HARDWARE)),
+        values.pop("trace"),
+        hardware=hardware_profile(values.pop("hardware", HARDWARE)),
         conditions=Conditions(**conditions),
         metadata=None if metadata is None else Path(metadata),
         load=cached_inputs,
-        **given,
+        **values,
     )
 
 

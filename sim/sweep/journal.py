@@ -27,7 +27,7 @@ _SYNC = 1.0  # seconds: what a power cut may take
 
 
 class Journal:
-    """The finished cells in a file, which no other process may write at the same time."""
+    """A file of finished cells, which no other process may write at the same time."""
 
     def __init__(self, path: Path, fits: Callable[[Record], bool] = lambda record: True) -> None:
         """Open or make the file; CrispError if that cannot be done, or another has it open.
@@ -58,7 +58,7 @@ class Journal:
         return len(self._places)
 
     def __iter__(self) -> Iterator[str]:
-        """The keys, in the order in which they were kept."""
+        """Yield the keys, in the order in which they were kept."""
         return iter(self._places)
 
     def add(self, record: Record) -> None:
@@ -72,21 +72,21 @@ class Journal:
             self._synced = time.monotonic()
 
     def record(self, cell: str) -> Record:
-        """A cell that is here."""
+        """Return the record of a cell that is here."""
         begin, length = self._places[cell]
-        found: Record = json.loads(os.pread(self._file, length, begin))
-        return found
+        record: Record = json.loads(os.pread(self._file, length, begin))
+        return record
 
     def remove(self) -> None:
-        """Nobody needs it any more; it is still to be closed."""
+        """Delete the file; it is still to be closed."""
         self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let others have it."""
+        """Close the file and let other processes open it."""
         os.close(self._file)
 
     def _read(self) -> int:
-        """Find the lines; the end of the last one that is good, behind which all is cut off."""
+        """Find the lines and cut off all behind the last good one; return where it ends."""
         with os.fdopen(os.dup(self._file), "rb") as file:
             header = file.readline(_LONGEST)
             if header != _HEADER:
@@ -103,7 +103,7 @@ class Journal:
         return self._cut(end)
 
     def _cell(self, line: bytes) -> str | None:
-        """The key in a line, or None if it is not whole."""
+        """Return the key in a line, or None if the line is not whole."""
         record = _json(line)
         if not line.endswith(b"\n") or not isinstance(record, dict) or not self._fits(record):
             return None
@@ -128,7 +128,7 @@ class Journal:
 
 
 def _opened(path: Path) -> int:
-    """A file of ours: whoever can put a link there does not choose what is written over."""
+    """Open the file, but no link: who can put one there must not choose what is overwritten."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         file = os.open(path, flags, 0o666)
@@ -143,14 +143,14 @@ def _opened(path: Path) -> int:
 
 
 def _is_header(line: bytes) -> bool:
-    """Whether a journal of any version begins so."""
+    """Return whether a journal of any version begins so."""
     content = _json(line)
-    known = isinstance(content, dict) and list(content) == ["tool"]
-    return known and str(content["tool"]).startswith("crisp")
+    is_header = isinstance(content, dict) and list(content) == ["tool"]
+    return is_header and str(content["tool"]).startswith("crisp")
 
 
 def _json(line: bytes) -> Any:
-    """What a line holds; None if it is no JSON."""
+    """Return what a line of JSON holds; None if it is none."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):

@@ -14,8 +14,8 @@ BYTES, NS = "bytes", "ns"
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Ratios to the baseline, each with its interval: the percentiles over resampled sequences.
+class PairedRatios:
+    """Ratios to a baseline, each with its interval: percentiles over resampled sequences.
 
     A token's bytes and a token's time. None: the baseline loads nothing.
     """
@@ -24,23 +24,23 @@ class Pair:
     ms_per_token: Estimate | None
 
 
-def paired(own: Sequences, baseline: Sequences, seed: int = 0) -> Pair:
+def paired_ratios(policy: Sequences, baseline: Sequences, seed: int = 0) -> PairedRatios:
     """Compare two runs of the same sequences; CrispError if they are of others.
 
     Tokens are the same, so a ratio of sums is the ratio of means. Both sums of a sequence are drawn
     together.
     """
     for name in ("sequence", "tokens"):
-        if own[name] != baseline[name]:
+        if policy[name] != baseline[name]:
             raise CrispError("pairs: the two runs are not of the same sequences")
-    return Pair(_ratio(own, baseline, BYTES, seed), _ratio(own, baseline, NS, seed))
+    return PairedRatios(_ratio(policy, baseline, BYTES, seed), _ratio(policy, baseline, NS, seed))
 
 
-def _ratio(own: Sequences, baseline: Sequences, what: str, seed: int) -> Estimate | None:
-    sums = np.array([own[what], baseline[what]], np.float64).T
+def _ratio(policy: Sequences, baseline: Sequences, what: str, seed: int) -> Estimate | None:
+    sums = np.array([policy[what], baseline[what]], np.float64).T
     return estimate(sums, _quotient, seed) if sums[:, 1].any() else None
 
 
 def _quotient(sums: Floats) -> Floats:
-    """[..., (own, baseline)] -> [...]."""
+    """Divide the sums [..., (policy, baseline)] -> [...]."""
     return sums[..., 0] / sums[..., 1]

@@ -34,19 +34,19 @@ SEQUENCES = pa.schema(
 
 
 def key_of(setting: Mapping[str, Any]) -> str:
-    """A cell's name: the hash of all that decides its figures."""
+    """Return a cell's name: the hash of all that decides its figures."""
     return hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()
 
 
 def row_of(run: Run) -> Row:
-    """Settings under dotted names, metrics under their own; what is no number or text as JSON."""
+    """Return a run as a row: dotted names of settings, names of metrics, the rest as JSON."""
     row = flat(run.settings) | run.metrics
     row["unavailable"] = json.dumps(run.unavailable, sort_keys=True)
     return row | flat({"provenance": run.provenance})
 
 
 def flat(nested: Mapping[str, Any], before: str = "") -> Row:
-    """Nested tables as one, with dots between the names.
+    """Return nested tables as one, with dots between the names.
 
     >>> flat({"policy": {"width": "full"}, "batch": 1, "layers": [0, 1]})
     {'policy.width': 'full', 'batch': 1, 'layers': '[0, 1]'}
@@ -63,7 +63,7 @@ def flat(nested: Mapping[str, Any], before: str = "") -> Row:
 
 
 def sequences_of(run: Run, block_bytes: int) -> Sequences:
-    """What each sequence of a run took, in their order; of runs at batch 1 only."""
+    """Return what each sequence of a run took, in their order; of runs at batch 1 only."""
     steps = run.steps
     if steps is None:
         raise InvariantError("a simulated run does not know its steps")
@@ -76,10 +76,10 @@ def sequences_of(run: Run, block_bytes: int) -> Sequences:
 
 
 def fits(record: Any) -> bool:
-    """Whether it is what a sweep keeps of a cell: its row, and what its sequences took or None."""
+    """Return whether this is what a sweep keeps of a cell: its row, and its sequences or None."""
     if not isinstance(record, dict):
         return False
-    cell, row, own = (record.get(name) for name in ("cell", "row", "sequences"))
+    cell, row, sequences = (record.get(name) for name in ("cell", "row", "sequences"))
     if not isinstance(row, dict) or not isinstance(cell, str) or row.get("cell") != cell:
         return False
     if not all(_is_scalar(name) and _is_scalar(value) for name, value in row.items()):
@@ -90,20 +90,22 @@ def fits(record: Any) -> bool:
         return False
     if any(type(row.get(name)) not in (int, float, type(None)) for name in (*COUNTS, *NUMBERS)):
         return False
-    return own is None or _are_sequences(own)
+    return sequences is None or _are_sequences(sequences)
 
 
 def _is_scalar(value: Any) -> bool:
-    """Whether a file can hold it."""
+    """Return whether a file can hold it."""
     if isinstance(value, str):
         return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
     return value is None or isinstance(value, int) or (type(value) is float and isfinite(value))
 
 
-def _are_sequences(own: Any) -> bool:
-    if not isinstance(own, dict) or sorted(own) != sorted(SEQUENCES.names[1:]):
+def _are_sequences(columns_by_name: Any) -> bool:
+    if not isinstance(columns_by_name, dict) or sorted(columns_by_name) != sorted(
+        SEQUENCES.names[1:]
+    ):
         return False
-    columns = list(own.values())
+    columns = list(columns_by_name.values())
     return all(
         isinstance(values, list)
         and len(values) == len(columns[0])
@@ -143,9 +145,9 @@ def save_sequences(path: Path, cells: Iterable[tuple[str, Sequences]]) -> None:
         for some in _batches(cells):
             yield pa.table(
                 {
-                    "cell": [key for key, own in some for _ in own["sequence"]],
+                    "cell": [key for key, sequences in some for _ in sequences["sequence"]],
                     **{
-                        name: [value for _, own in some for value in own[name]]
+                        name: [value for _, sequences in some for value in sequences[name]]
                         for name in SEQUENCES.names[1:]
                     },
                 },
@@ -156,7 +158,7 @@ def save_sequences(path: Path, cells: Iterable[tuple[str, Sequences]]) -> None:
 
 
 def load(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[Row]:
-    """The rows of a file that `save` wrote; CrispError if it is another one.
+    """Yield the rows of a file that `save` wrote; CrispError for another one.
 
     wanted: which columns.
     """
@@ -183,7 +185,7 @@ def check(path: Path) -> None:
 
 
 def load_sequences(path: Path) -> dict[str, Sequences]:
-    """What each sequence of each cell took; CrispError if `save_sequences` did not write it."""
+    """Return what each sequence of each cell took; CrispError for a file of another kind."""
     check_sequences(path)
     cells: dict[str, Sequences] = {}
     with _opened(path) as file:
@@ -191,8 +193,8 @@ def load_sequences(path: Path) -> dict[str, Sequences]:
             for row in batch.to_pylist():
                 if None in row.values():
                     raise CrispError(f"{path}: is damaged: a row has no value")
-                own = cells.setdefault(row["cell"], {name: [] for name in SEQUENCES.names[1:]})
-                for name, values in own.items():
+                columns = cells.setdefault(row["cell"], {name: [] for name in SEQUENCES.names[1:]})
+                for name, values in columns.items():
                     values.append(row[name])
     return cells
 
@@ -206,7 +208,7 @@ def check_sequences(path: Path) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """A file; CrispError with its name for all that goes wrong while it is read."""
+    """Open a file; CrispError with its name for all that goes wrong while it is read."""
     check_readable(path)
     try:
         file = pq.ParquetFile(path)
@@ -221,15 +223,15 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def _wider(kind: type | None, value: Scalar) -> type | None:
-    """The type that holds all so far and this value too."""
+    """Return the type that holds all values so far and this one too."""
     if value is None:
         return kind
-    own = type(value)
-    if own is int and not -_MOST <= int(value) < _MOST:
-        own = str
-    if kind is None or kind is own:
-        return own
-    return float if {kind, own} == {int, float} else str
+    value_kind = type(value)
+    if value_kind is int and not -_MOST <= int(value) < _MOST:
+        value_kind = str
+    if kind is None or kind is value_kind:
+        return value_kind
+    return float if {kind, value_kind} == {int, float} else str
 
 
 def _as(value: Scalar, kind: type) -> Scalar:

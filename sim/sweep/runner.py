@@ -169,20 +169,20 @@ def _run(
 
 def _check_dropped(sweep: Sweep, options: SweepOptions, journal: Journal) -> None:
     """Raise CrispError where cells of another sweep would be lost, unless they may be."""
-    out, kept = Path(options.out), {str(journal.path): set(journal)}
+    out, rows_of_file = Path(options.out), {str(journal.path): set(journal)}
     if out.exists():
-        kept[options.out] = {str(row["cell"]) for row in results.load(out, "cell".__eq__)}
-    if options.replace or not any(kept.values()):
+        rows_of_file[options.out] = {str(row["cell"]) for row in results.load(out, "cell".__eq__)}
+    if options.replace or not any(rows_of_file.values()):
         return
     for settings in sweep.cells():
         key = cells.cell_key(settings)
-        for keys in kept.values():
+        for keys in rows_of_file.values():
             keys.discard(key)
-        if not any(kept.values()):
+        if not any(rows_of_file.values()):
             return
     if not len(journal):
         journal.remove()
-    file, rows = max(kept.items(), key=lambda item: len(item[1]))
+    file, rows = max(rows_of_file.items(), key=lambda item: len(item[1]))
     raise CrispError(
         f"{file}: holds {format_count(len(rows), 'row')} that this sweep does not ask for; "
         f"--replace drops {'it' if len(rows) == 1 else 'them'}"

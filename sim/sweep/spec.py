@@ -37,7 +37,7 @@ _MOST = 1 << 62  # values of a range: Python has no longer sequences
 
 
 class ValueRange(Sequence[str]):
-    """``from``, ``from + step``, ... up to ``to``, exactly."""
+    """The values ``from``, ``from + step``, ... up to ``to``, exactly."""
 
     def __init__(self, first: Fraction, last: Fraction, step: Fraction) -> None:
         self._first, self._step = first, step
@@ -51,7 +51,7 @@ class ValueRange(Sequence[str]):
     @overload
     def __getitem__(self, place: slice) -> Sequence[str]: ...
     def __getitem__(self, place: int | slice) -> str | Sequence[str]:
-        """The value at a place, as it would be written."""
+        """Return the value at a place, as it would be written."""
         if isinstance(place, slice):
             return [self[i] for i in range(*place.indices(self._n))]
         if not -self._n <= place < self._n:
@@ -61,7 +61,7 @@ class ValueRange(Sequence[str]):
 
 @dataclass(frozen=True)
 class Axis:
-    """The values of one key."""
+    """One key of a sweep, with its values."""
 
     key: str
     values: Sequence[str]
@@ -70,27 +70,27 @@ class Axis:
 
 @dataclass(frozen=True)
 class SweepGrid:
-    """Every combination of its axes."""
+    """Every combination of the values of some axes."""
 
     axes: tuple[Axis, ...]  # the last one varies fastest
 
     @property
     def count(self) -> int:
-        """Combinations."""
+        """The number of combinations."""
         return prod(len(axis.values) for axis in self.axes)
 
     def at(self, place: int) -> CellSettings:
-        """The combination at a place below `count`."""
+        """Return the combination at a place below `count`."""
         chosen: dict[str, str] = {}
         for axis in reversed(self.axes):
-            place, own = divmod(place, len(axis.values))
-            chosen[axis.key] = axis.values[own]
+            place, index = divmod(place, len(axis.values))
+            chosen[axis.key] = axis.values[index]
         return {key: filled(chosen[key], chosen) for key in reversed(chosen)}
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """All that is asked for. drawn: cells drawn from each grid at random; None: all."""
+    """All cells that are asked for; drawn: how many of each grid, at random, None: all."""
 
     name: str
     grids: tuple[SweepGrid, ...]
@@ -99,26 +99,28 @@ class Sweep:
 
     @property
     def count(self) -> int:
-        """Cells."""
+        """The number of cells."""
         return sum(grid.count if self.drawn is None else min(grid.count, self.drawn)
                    for grid in self.grids)  # fmt: skip
 
     def cells(self) -> Iterator[CellSettings]:
-        """What each cell asks for, in order."""
+        """Yield the settings of each cell, in order."""
         for number, grid in enumerate(self.grids):
             for place in self._places(number, grid):
                 yield grid.at(place)
 
     def some(self, n: int) -> list[CellSettings]:
-        """``n`` cells at most, from all over the sweep, in its order."""
+        """Return the settings of ``n`` cells at most, from all over the sweep, in its order."""
         draw, each = Random(self.count), -(-n // len(self.grids))
-        found = []
+        chosen = []
         # drawn: even steps could meet the same half of a grid every time
         for number, grid in enumerate(self.grids):
-            own = None if self._whole(grid) else list(self._places(number, grid))
-            places = {draw.randrange(len(own or ()) or grid.count) for _ in range(each)}
-            found += [grid.at(own[place] if own else place) for place in sorted(places)]
-        return found[:n]
+            drawn_places = None if self._whole(grid) else list(self._places(number, grid))
+            places = {draw.randrange(len(drawn_places or ()) or grid.count) for _ in range(each)}
+            chosen += [
+                grid.at(drawn_places[place] if drawn_places else place) for place in sorted(places)
+            ]
+        return chosen[:n]
 
     def _whole(self, grid: SweepGrid) -> bool:
         return self.drawn is None or grid.count <= self.drawn
@@ -130,33 +132,33 @@ class Sweep:
                 yield place
                 place += 1
             return
-        draw, found = Random(f"{self.seed} {number}"), set[int]()
-        while len(found) < self.drawn:
-            found.add(draw.randrange(grid.count))
-        yield from sorted(found)
+        draw, places = Random(f"{self.seed} {number}"), set[int]()
+        while len(places) < self.drawn:
+            places.add(draw.randrange(grid.count))
+        yield from sorted(places)
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with every ``{name}`` replaced by its value.
+    """Return the text with every ``{name}`` replaced by its value.
 
     >>> filled("tiered(alpha={a})", {"a": "0.4"})
     'tiered(alpha=0.4)'
     """
-    return _NAME.sub(lambda found: values[found[1]], text)
+    return _NAME.sub(lambda match: values[match[1]], text)
 
 
 def flag_of(key: str) -> str:
-    """The option that gives a key."""
+    """Return the option that gives a key."""
     return f"--{key.replace('_', '-')}"
 
 
 def read(path: Path | None, flags: Mapping[str, Sequence[str]]) -> Sweep:
-    """The sweep in a TOML file, with flags in the place of its keys; or that of flags alone.
+    """Read the sweep in a TOML file, flags in the place of its keys, or that of flags alone.
 
     Raises CrispError, one line with file and key, for what is unknown, missing or of a wrong kind.
     """
     content = {} if path is None else _load(path)
-    given = [Axis(key, values, flag_of(key)) for key, values in flags.items()]
+    flag_axes = [Axis(key, values, flag_of(key)) for key, values in flags.items()]
     where = "sweep" if path is None else str(path)
     search, tables = content.pop("search", {}), content.pop("grid", [{}])
     if not isinstance(search, dict):
@@ -166,10 +168,10 @@ def read(path: Path | None, flags: Mapping[str, Sequence[str]]) -> Sweep:
     shared = _axes(content, where)
     grids, used = [], set[str]()
     for number, table in enumerate(tables, 1):
-        own = _axes(table, where if tables == [{}] else f"{where}: grid {number}")
-        axes = {axis.key: axis for axis in (*shared, *own, *given)}
+        grid_axes = _axes(table, where if tables == [{}] else f"{where}: grid {number}")
+        axes = {axis.key: axis for axis in (*shared, *grid_axes, *flag_axes)}
         names = _names(axes)
-        unknown = [axis for axis in own if axis.key not in KEYS and axis.key not in names]
+        unknown = [axis for axis in grid_axes if axis.key not in KEYS and axis.key not in names]
         if unknown:
             raise _unknown(unknown[0], names)
         used |= names
@@ -204,7 +206,7 @@ def _axes(table: Mapping[str, Any], where: str) -> list[Axis]:
 
 
 def _values(value: Any, where: str) -> Sequence[str]:
-    """The values of a key: one, a list of them, or a range."""
+    """Read the values of a key: one, a list of them, or a range."""
     if isinstance(value, dict):
         return _steps(value, where)
     texts = [_text(item, where) for item in (value if isinstance(value, list) else [value])]
@@ -243,7 +245,7 @@ def _steps(table: Mapping[str, Any], where: str) -> ValueRange:
 
 
 def _names(axes: Mapping[str, Axis]) -> set[str]:
-    """All that stands in braces; CrispError for what has no values."""
+    """Return all names that stand in braces; CrispError for one that has no values."""
     names = set()
     for axis in axes.values():
         if axis.key in KEYS and not isinstance(axis.values, ValueRange):

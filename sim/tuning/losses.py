@@ -20,7 +20,7 @@ _SHOWN = 30  # characters of what was expected to be something else
 
 @dataclass(frozen=True)
 class Loss:
-    """What a width policy costs in quality, as it was measured."""
+    """The measured quality loss of a width policy."""
 
     policy: str
     width: str
@@ -34,7 +34,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Losses:
-    """All that a file holds. The full model, which loses nothing, stands first."""
+    """The measurements in a file; the full model, which loses nothing, stands first."""
 
     model: str
     expert_blocks: int  # that an expert was cut into
@@ -47,7 +47,7 @@ class Losses:
 
 
 def read_losses(path: Path) -> Losses:
-    """The measurements in a file; CrispError if it is not one that ``crisp eval --json`` wrote."""
+    """Read the measurements in a file; CrispError unless ``crisp eval --json`` wrote it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -60,8 +60,12 @@ def read_losses(path: Path) -> Losses:
         results = content["results"]
         rows = [_loss(result, f"{path}: row {n}") for n, result in enumerate(results, 1)]
         settings = results[-1]["settings"]  # the first one is of the model as it is
-        model, blocks, told = settings["model"], settings["expert_blocks"], _told(settings)
-        for text in (model, *filter(None, told.values())):
+        model, blocks, origin = (
+            settings["model"],
+            settings["expert_blocks"],
+            _origin_fields(settings),
+        )
+        for text in (model, *filter(None, origin.values())):
             text.encode()  # raises one of those below for what is no text that can be printed
         if all(result["metrics"]["ratio"] is not None for result in results):
             raise CrispError(
@@ -72,19 +76,19 @@ def read_losses(path: Path) -> Losses:
             raise CrispError(
                 f"{path}: expert_blocks: found {_shown(blocks)}, expected a whole number above 0"
             )
-        return Losses(model, blocks, rows, **told)
+        return Losses(model, blocks, rows, **origin)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         raise CrispError(f"{path}: is not what crisp eval --json writes") from error
 
 
-def _told(settings: dict[str, Any]) -> dict[str, str | None]:
+def _origin_fields(settings: dict[str, Any]) -> dict[str, str | None]:
     run, profile = settings.get("run"), settings.get("profile") or {}
-    found = [
-        re.search(told, run or "")
-        for told in (r"experts in (\w+)", r"published in (\w+)", r"^(\w+)")
+    matches = [
+        re.search(pattern, run or "")
+        for pattern in (r"experts in (\w+)", r"published in (\w+)", r"^(\w+)")
     ]
     return {
-        "dtype": next((one[1] for one in found if one), None),
+        "dtype": next((one[1] for one in matches if one), None),
         "profile": profile.get("sha256"),
         "weights": profile.get("weights"),
     }
@@ -101,7 +105,7 @@ def _loss(result: dict[str, Any], where: str) -> Loss:
         if low > high:
             raise CrispError(f"{where}: ratio_interval: found {interval}, expected the lower first")
         interval = low, high
-    found = Loss(
+    row = Loss(
         policy=str(policy["name"]),
         width=str(policy["width"]),
         cache=str(policy["cache"]),
@@ -113,18 +117,18 @@ def _loss(result: dict[str, Any], where: str) -> Loss:
     )
     try:
         named(
-            found.policy, width=found.width, cache=found.cache, scope=found.scope, unit=found.unit,
+            row.policy, width=row.width, cache=row.cache, scope=row.scope, unit=row.unit,
             prefetch="none",
         )  # fmt: skip
-        if found.budget is not None:
-            Budget.parse(found.budget)
+        if row.budget is not None:
+            Budget.parse(row.budget)
     except CrispError as error:
         raise CrispError(f"{where}: {error}") from error
-    return found
+    return row
 
 
 def _increase(ratio: Any, where: str) -> float:
-    """What is lost at a ratio of perplexities, or CrispError."""
+    """Return what is lost at a ratio of perplexities; CrispError for no such ratio."""
     if type(ratio) not in (int, float) or not 0 < ratio <= float_info.max:  # which no NaN is
         raise CrispError(f"{where}: found {_shown(ratio)}, expected a finite number above 0")
     return float(ratio) - 1
@@ -135,20 +139,20 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def same_budget(asked: str, measured: str | None) -> bool:
-    """Whether two spellings mean the same budget.
+def same_budget(budget: str, measured: str | None) -> bool:
+    """Return whether two spellings mean the same budget.
 
     >>> same_budget("10%", "0.1"), same_budget("10%", "20%"), same_budget("10%", None)
     (True, False, False)
     """
     if measured is None:
         return False
-    one, other = Budget.parse(asked), Budget.parse(measured)
+    one, other = Budget.parse(budget), Budget.parse(measured)
     return (one.share, one.n_bytes) == (other.share, other.n_bytes)
 
 
 def front(points: Iterable[T], loss: Callable[[T], float], cost: Callable[[T], float]) -> list[T]:
-    """The points that no other one beats, by rising loss: each costs less than all before it.
+    """Return the points that no other beats, by rising loss: each costs less than all before.
 
     >>> front([(0.0, 9), (0.1, 5), (0.2, 7), (0.3, 1)], lambda p: p[0], lambda p: p[1])
     [(0.0, 9), (0.1, 5), (0.3, 1)]

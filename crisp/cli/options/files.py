@@ -69,6 +69,6 @@ def _check_kept(output: str, place: Path, read: Iterable[tuple[str, Path]]) -> N
 
 
 def _belongs(file: Path, folder: Path) -> bool:
-    """Whether an existing file lies in a folder, or a file of the folder is a link to it."""
+    """Return whether an existing file lies in a folder, or a file of the folder is a link to it."""
     inside = file.is_relative_to(folder.resolve())
-    return inside or any(file.samefile(own) for own in folder.iterdir() if own.is_file())
+    return inside or any(file.samefile(entry) for entry in folder.iterdir() if entry.is_file())

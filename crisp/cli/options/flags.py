@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from crisp.extensions import load_file
+
 LISTS = "A list such as fo,lru gives a table."
 
 
 def file(help: str) -> typer.models.OptionInfo:
-    """An option that names a file to write, or standard output."""
+    """Return an option that names a file to write, or standard output."""
     option: typer.models.OptionInfo = typer.Option(metavar="FILE", help=f"{help}; -: print it.")
     return option
 
@@ -21,6 +23,23 @@ def _choice(help: str) -> typer.models.OptionInfo:
     return option
 
 
+def _load_plugins(files: list[Path] | None) -> list[Path] | None:
+    """Load plugin files before anything else is looked at."""
+    for path in files or ():
+        load_file(path)
+    return files
+
+
+Plugin = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        metavar="FILE",
+        is_eager=True,
+        callback=_load_plugins,
+        help="Python that adds names, see docs/extending.md; may be given again.",
+    ),
+]
 Trace = Annotated[
     str,
     typer.Argument(metavar="TRACE", help="A routing trace: a file, or the name of a bundled one."),
@@ -41,8 +60,7 @@ WIDTHS = (
 )
 POLICIES = (
     "fo, lru, mo, up, crisp, em (EdgeMoE), drop (rare experts), contribution or "
-    "contribution-resident (blocks that "
-    "are worth it)."
+    "contribution-resident (blocks that are worth it)."
 )
 Width = Annotated[str | None, _choice(WIDTHS)]
 Order = Annotated[

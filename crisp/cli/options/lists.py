@@ -6,7 +6,7 @@ from crisp.errors import CrispError
 
 
 def split_list(text: str, option: str) -> list[str]:
-    """The items between commas; commas inside parentheses do not split.
+    """Return the items between commas; commas inside parentheses do not split.
 
     Raises CrispError, naming ``option``, for an empty item or parentheses that do not match.
 

@@ -16,15 +16,15 @@ def dry_run_summary(cases: Iterable[tuple[str, Case]]) -> str:
     """Say that everything fits together, and the slots that each (name, case) takes."""
     lines = ["dry run: all of it fits together; no device was opened, nothing run or written"]
     for name, case in cases:
-        slots = _describe_slots(case.spec, case.capacity(), case.policy.prefetch.name)
+        slots = _describe_slots(case.spec, case.capacity(), case.policy.prefetch.active)
         lines.append(f"{name}: {slots}")
     return "\n".join(lines)
 
 
-def _describe_slots(spec: ModelSpec, capacity: Sequence[int], prefetch: str) -> str:
+def _describe_slots(spec: ModelSpec, capacity: Sequence[int], prefetches: bool) -> str:
     from crisp.hw.devices.slots import slots_needed
 
-    slots = slots_needed(spec, capacity, prefetch != "none")
+    slots = slots_needed(spec, capacity, prefetches)
     return (
         f"a pool of {slots:,} blocks, {format_bytes(slots * spec.block_bytes)}: "
         f"{format_bytes(sum(capacity) * spec.block_bytes)} of budget, the rest for staging"

@@ -21,7 +21,7 @@ _STEPS = 500  # redraws at most
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar; what is yielded is told how many more are done. It is gone when the block ends."""
+    """Show a bar until the block ends; what is yielded is called with how many more are done."""
     with progress_of(what) as update:
         done, shown, each = 0, 0, max(1, total // _STEPS)
         update(done, total)
@@ -38,14 +38,14 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def progress_of(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar that is told how many of how many are done; it only pulses until it is told."""
+    """Show a bar; what is yielded is called with (done, total), and the bar pulses until then."""
     with _bar(what, MofNCompleteColumn(), TimeRemainingColumn()) as update:
         yield update
 
 
 @contextmanager
 def progress_share(what: str) -> Iterator[Callable[[float], None]]:
-    """A bar that is told the share that is done; it only pulses until it is told."""
+    """Show a bar; what is yielded is called with the share that is done."""
     with _bar(what, TimeElapsedColumn()) as update:
         yield lambda share: update(share, 1)
 
@@ -68,7 +68,7 @@ class ReadingProgress:
 
 
 class TerminalReporter:
-    """Shows what a sweep is doing: lines on standard output, bars on standard error."""
+    """A reporter that shows what a sweep does: lines on standard output, bars on standard error."""
 
     def say(self, line: str) -> None:
         """Print a line, at once."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
-from crisp.cli.output.columns import DASH, aligned, numbers
-from crisp.cli.output.words import rounded
+from crisp.cli.output.columns import DASH, align_columns, format_numbers
+from crisp.cli.output.words import describe_rounding
 from crisp.model.spec import ModelSpec
 from crisp.quality import Estimate, Quality
 from crisp.statistics import LEVEL, RESAMPLES
@@ -20,7 +20,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A measurement and how its width was spelled."""
+    """A measurement, and how its width was spelled."""
 
     width: str
     quality: Quality
@@ -31,10 +31,10 @@ class Row:
         return [self.quality.settings["policy"]["name"], self.width]
 
 
-def title(
+def format_title(
     quality: Quality, spec: ModelSpec, windows: TokenWindows, counted: str | None
 ) -> list[str]:
-    """The conditions, a line each: they belong to every number below them.
+    """Return the conditions, a line each: they belong to every number below them.
 
     counted: where counts of combinations came from.
     """
@@ -72,18 +72,18 @@ def _budget(held: dict[str, Any], spec: ModelSpec) -> str:
     )
 
 
-def tables(rows: Sequence[Row]) -> list[str]:
-    """The losses; then, where there is more to say, by text, by tier, of the cache, of tasks."""
-    found = [_losses(rows)]
+def format_tables(rows: Sequence[Row]) -> list[str]:
+    """Return tables of losses and, if there is more to say, by text, by tier, of cache, tasks."""
+    sections = [_losses(rows)]
     if len(rows[0].quality.by_text) > 1:
-        found.append(_by_text(rows))
+        sections.append(_by_text(rows))
     if any(row.quality.by_tier for row in rows):
-        found.append(_by_tier(rows))
+        sections.append(_by_tier(rows))
     if any(row.quality.settings["budget"] for row in rows):
-        found.append(_cache(rows))
+        sections.append(_cache(rows))
     if any(row.quality.tasks for row in rows):
-        found.append(_tasks(rows))
-    return "\n\n".join("\n".join(lines) for lines in found).split("\n")
+        sections.append(_tasks(rows))
+    return "\n\n".join("\n".join(lines) for lines in sections).split("\n")
 
 
 def _losses(rows: Sequence[Row]) -> list[str]:
@@ -92,14 +92,14 @@ def _losses(rows: Sequence[Row]) -> list[str]:
     touched = [cost["bytes_touched_per_token"] for cost in costs]
     of = touched[0] or 1
     columns = [
-        ("ppl", numbers([own.perplexity.value for own in whole], 2)),
-        ("range", [_range(own.perplexity, 2) for own in whole]),
-        ("loss %", _values([own.ratio for own in whole], 1, 100, -100)),
-        ("range", [_range(own.ratio, 1, 100, -100) for own in whole]),
-        ("kept %", _values([own.retention for own in whole], 1, 100)),
-        ("range", [_range(own.retention, 1, 100) for own in whole]),
-        ("MB", numbers([None if n is None else n * 1e-6 for n in touched])),
-        ("of full", numbers([None if n is None else 100 * n / of for n in touched], 1)),
+        ("ppl", format_numbers([figures.perplexity.value for figures in whole], 2)),
+        ("range", [_range(figures.perplexity, 2) for figures in whole]),
+        ("loss %", _values([figures.ratio for figures in whole], 1, 100, -100)),
+        ("range", [_range(figures.ratio, 1, 100, -100) for figures in whole]),
+        ("kept %", _values([figures.retention for figures in whole], 1, 100)),
+        ("range", [_range(figures.retention, 1, 100) for figures in whole]),
+        ("MB", format_numbers([None if n is None else n * 1e-6 for n in touched])),
+        ("of full", format_numbers([None if n is None else 100 * n / of for n in touched], 1)),
     ]
     return _table(rows, columns)
 
@@ -107,52 +107,52 @@ def _losses(rows: Sequence[Row]) -> list[str]:
 def _by_text(rows: Sequence[Row]) -> list[str]:
     columns = []
     for i, text in enumerate(rows[0].quality.by_text):
-        own = [row.quality.by_text[i] for row in rows]
-        perplexities = numbers([figures.perplexity.value for figures in own], 2)
+        of_text = [row.quality.by_text[i] for row in rows]
+        perplexities = format_numbers([figures.perplexity.value for figures in of_text], 2)
         columns.append((str(text.text), perplexities))
-        columns.append(("loss %", _values([figures.ratio for figures in own], 1, 100, -100)))
+        columns.append(("loss %", _values([figures.ratio for figures in of_text], 1, 100, -100)))
     return _table(rows, columns)
 
 
 def _by_tier(rows: Sequence[Row]) -> list[str]:
-    own = [(row, tier) for row in rows for tier in row.quality.by_tier]
-    tiers = [tier for _, tier in own]
+    row_tiers = [(row, tier) for row in rows for tier in row.quality.by_tier]
+    tiers = [tier for _, tier in row_tiers]
     columns = [
         ("tier", [tier.tier for tier in tiers]),
-        ("events %", numbers(_times([tier.share for tier in tiers], 100), 1)),
+        ("events %", format_numbers(_times([tier.share for tier in tiers], 100), 1)),
         ("kept %", _values([tier.retention for tier in tiers], 1, 100)),
         ("range", [_range(tier.retention, 1, 100) for tier in tiers]),
         ("nll +", _values([tier.nll_increase for tier in tiers], 3)),
         ("range", [_range(tier.nll_increase, 3) for tier in tiers]),
     ]
-    return _table([row for row, _ in own], columns, text=3)
+    return _table([row for row, _ in row_tiers], columns, text=3)
 
 
 def _cache(rows: Sequence[Row]) -> list[str]:
-    own = [row for row in rows if row.quality.settings["budget"]]
-    costs = [row.quality.costs for row in own]
+    cached_rows = [row for row in rows if row.quality.settings["budget"]]
+    costs = [row.quality.costs for row in cached_rows]
     loaded = _times([cost["bytes_loaded_per_token"] for cost in costs], 1e-6)
     columns = [
-        ("MB loaded/token", numbers(loaded)),
-        ("tasks/token", numbers([cost["tasks_per_token"] for cost in costs], 2)),
-        ("hit %", numbers(_times([cost["hit_rate"] for cost in costs], 100), 1)),
-        ("part %", numbers(_times([cost["partial_hit_rate"] for cost in costs], 100), 1)),
+        ("MB loaded/token", format_numbers(loaded)),
+        ("tasks/token", format_numbers([cost["tasks_per_token"] for cost in costs], 2)),
+        ("hit %", format_numbers(_times([cost["hit_rate"] for cost in costs], 100), 1)),
+        ("part %", format_numbers(_times([cost["partial_hit_rate"] for cost in costs], 100), 1)),
     ]
-    return _table(own, columns)
+    return _table(cached_rows, columns)
 
 
 def _tasks(rows: Sequence[Row]) -> list[str]:
-    own = [(row, score) for row in rows for score in row.quality.tasks]
-    scores = [score for _, score in own]
+    row_scores = [(row, score) for row in rows for score in row.quality.tasks]
+    scores = [score for _, score in row_scores]
     columns = [
         ("task", [score.task for score in scores]),
         ("metric", [score.metric for score in scores]),
-        ("value", numbers([score.value for score in scores], 4)),
-        ("±", numbers([score.stderr for score in scores], 4)),
+        ("value", format_numbers([score.value for score in scores], 4)),
+        ("±", format_numbers([score.stderr for score in scores], 4)),
         ("questions", [DASH if s.questions is None else f"{s.questions:,}" for s in scores]),
         ("shots", [DASH if s.shots is None else str(s.shots) for s in scores]),
     ]
-    return _table([row for row, _ in own], columns, text=4)
+    return _table([row for row, _ in row_scores], columns, text=4)
 
 
 def _table(
@@ -160,7 +160,7 @@ def _table(
 ) -> list[str]:
     heads = [list(cells) for cells in zip(*(row.head for row in rows), strict=True)]
     names = ["policy", "width", *(name for name, _ in columns)]
-    return aligned(names, [*heads, *(cells for _, cells in columns)], text)
+    return align_columns(names, [*heads, *(cells for _, cells in columns)], text)
 
 
 def _values(
@@ -171,7 +171,7 @@ def _values(
         None if one is None else round(one.value * factor + shift, decimals) + 0.0
         for one in figures
     ]
-    return numbers(values, decimals)
+    return format_numbers(values, decimals)
 
 
 def _range(figure: Estimate | None, decimals: int, factor: float = 1, shift: float = 0) -> str:
@@ -184,8 +184,8 @@ def _times(values: Sequence[float | None], factor: float) -> list[float | None]:
     return [None if value is None else value * factor for value in values]
 
 
-def notes(rows: Sequence[Row], spec: ModelSpec) -> list[str]:
-    """What has to be said below the tables, in lines that fit."""
+def format_notes(rows: Sequence[Row], spec: ModelSpec) -> list[str]:
+    """Return what has to be said below the tables, in lines that fit."""
     policies = [(row.width, row.quality.settings["policy"]) for row in rows]
     full = {short: policy["width"] for short, policy in policies if short != policy["width"]}
     lines = [f"{short}: {spelled}" for short, spelled in full.items()]
@@ -198,7 +198,7 @@ def notes(rows: Sequence[Row], spec: ModelSpec) -> list[str]:
         lines.append(
             f"full: the model as it is{last.removeprefix(first).replace(', ', '; ')} for all others"
         )
-    lines += rounded((row.quality.settings["policy"]["width"] for row in rows), spec)
+    lines += describe_rounding((row.quality.settings["policy"]["width"] for row in rows), spec)
     lines += _skipped(rows, spec)
     if rows[0].quality.settings["budget"]:
         lines.append(
@@ -224,8 +224,8 @@ def _skipped(rows: Sequence[Row], spec: ModelSpec) -> list[str]:
     for row in rows:
         skipped = row.quality.costs["skipped_per_token"]
         if skipped:
-            given = row.quality.settings["renormalize"]
-            where = "goes to the token's others" if given else "is dropped"
+            renormalized = row.quality.settings["renormalize"]
+            where = "goes to the token's others" if renormalized else "is dropped"
             lines.append(
                 f"{' '.join(row.head)}: skips {skipped:.2f} of {of} experts a token, whose weight "
                 f"{where}"

@@ -17,7 +17,7 @@ from crisp.model.spec import ModelSpec
 from crisp.report.perfetto import perfetto
 from crisp.report.plots import check_format, draw_gantt, select_first_events
 from crisp.run.result import Run
-from crisp.run.sinks import Window, parquet
+from crisp.run.sinks import TimelineWindow, parquet
 from crisp.run.timeline import STEP, Sink
 
 _PLOTTED_STEP = 100  # or the last one of a shorter run: by then the cache has settled
@@ -25,7 +25,7 @@ _PLOTTED_STEP = 100  # or the last one of a shorter run: by then the cache has s
 
 @dataclass(frozen=True)
 class Outputs:
-    """File names, or - for standard output, or None."""
+    """The files that a run is written to: names, - for standard output, or None."""
 
     json: str | None = None
     timeline: str | None = None
@@ -34,7 +34,7 @@ class Outputs:
 
     @property
     def to_stdout(self) -> bool:
-        """Whether standard output carries data, so that people have to be told elsewhere."""
+        """Whether standard output carries data, so that text for people goes elsewhere."""
         return STDOUT in vars(self).values()
 
     def check(self, cells: int, inputs: Iterable[tuple[str, Name]], timeline: bool = True) -> None:
@@ -43,8 +43,8 @@ class Outputs:
         cells: how many runs; inputs: as `check_outputs` takes them; timeline: whether they have
         one.
         """
-        asked = {f"--{option}": name for option, name in vars(self).items() if name is not None}
-        for option, name in asked.items():
+        files = {f"--{option}": name for option, name in vars(self).items() if name is not None}
+        for option, name in files.items():
             if option != "--json" and not timeline:
                 raise CrispError(f"{option}: engine fast keeps no timeline; use --engine simpy")
             if option != "--json" and cells > 1:
@@ -53,13 +53,13 @@ class Outputs:
                 raise CrispError(f"{option} -: is not text; send it to a file or a program")
             if name != STDOUT and option == "--plot":
                 check_format(Path(name))
-        check_outputs(asked, inputs)
+        check_outputs(files, inputs)
 
     @contextmanager
     def sinks(
         self, title: str, spec: ModelSpec, power: Power | None, trace: str
     ) -> Iterator[Sequence[Sink]]:
-        """Where the timeline of a run goes; files appear, complete, when the block ends.
+        """Open the sinks for a run's timeline; files appear, complete, when the block ends.
 
         title: its conditions in a line. power: of the machine, if it is known. trace: its name.
         """
@@ -72,7 +72,7 @@ class Outputs:
                 sinks.append(stack.enter_context(perfetto(target, title, spec.block_bytes, power)))
             window = None
             if self.plot is not None:
-                window = Window(_PLOTTED_STEP)
+                window = TimelineWindow(_PLOTTED_STEP)
                 sinks.append(window)
             yield sinks
             if self.plot is not None and window is not None:
@@ -89,7 +89,7 @@ class Outputs:
                 )
 
     def write_runs(self, runs: Sequence[Run]) -> None:
-        """The run, or the list of them."""
+        """Write the run, or the list of them."""
         if self.json is None:
             return
         content = runs[0] if len(runs) == 1 else list(runs)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from crisp.cli.output.columns import DASH, aligned, numbers
+from crisp.cli.output.columns import DASH, align_columns, format_numbers
 from crisp.cli.output.setup_lines import describe_setup
-from crisp.cli.output.words import rounded
+from crisp.cli.output.words import describe_rounding
 
 if TYPE_CHECKING:
     from crisp.run.result import Run
@@ -59,40 +59,42 @@ _COMMON_MEANINGS = (
 )
 
 
-def report(setup: Setup, runs: Sequence[Run]) -> str:
-    """Conditions, table, and what has to be said below it."""
+def format_report(setup: Setup, runs: Sequence[Run]) -> str:
+    """Return the conditions, the table, and what has to be said below it."""
     lines = [
         *describe_setup(setup),
         "",
-        *table(runs, setup.conditions.phase),
+        *format_table(runs, setup.conditions.phase),
         "",
-        *notes(setup, runs),
+        *format_notes(setup, runs),
     ]
     return "\n".join(lines)
 
 
-def table(runs: Sequence[Run], phase: str) -> list[str]:
-    """A line for each run, below a line of headings."""
+def format_table(runs: Sequence[Run], phase: str) -> list[str]:
+    """Return a line for each run, below a line of headings."""
     columns = COLUMNS[phase]
     cells = [
         [run.settings["policy"]["name"] for run in runs],
         [run.settings["budget"]["asked"] for run in runs],
-        *(numbers(scaled(column, runs), column.decimals) for column in columns),
+        *(format_numbers(scaled_values(column, runs), column.decimals) for column in columns),
     ]
-    return aligned(["policy", "budget", *(column.header for column in columns)], cells, text=2)
+    return align_columns(
+        ["policy", "budget", *(column.header for column in columns)], cells, text=2
+    )
 
 
-def scaled(column: Column, runs: Iterable[Run]) -> list[float | None]:
-    """A metric of all runs, in the column's unit."""
+def scaled_values(column: Column, runs: Iterable[Run]) -> list[float | None]:
+    """Return a metric of all runs, in the column's unit."""
     values = (run.metrics[column.metric] for run in runs)
     return [None if value is None else value * column.factor for value in values]
 
 
-def notes(setup: Setup, runs: Sequence[Run]) -> list[str]:
-    """What has to be said below a table, in lines that fit."""
+def format_notes(setup: Setup, runs: Sequence[Run]) -> list[str]:
+    """Return what has to be said below a table, in lines that fit."""
     phase = setup.conditions.phase
     policies = [run.settings["policy"] for run in _each_policy(runs)]
-    lines = [f"{policy['name'] + ':':<8}{described(policy)}" for policy in policies]
+    lines = [f"{policy['name'] + ':':<8}{describe_policy(policy)}" for policy in policies]
     lines += _budgets(setup, runs)
     lines += [*_MEANINGS[phase], *_COMMON_MEANINGS]
     missing: dict[str, list[str]] = {}
@@ -105,7 +107,7 @@ def notes(setup: Setup, runs: Sequence[Run]) -> list[str]:
     lines += [f"{', '.join(heads)} {DASH}: {reason}" for reason, heads in missing.items()]
     if any(run.metrics["energy_j_per_token"] is not None for run in runs):
         lines += _joules(runs)
-    lines += rounded((policy["width"] for policy in policies), setup.spec)
+    lines += describe_rounding((policy["width"] for policy in policies), setup.spec)
     lines += [line for rule in _NOTES if (line := rule(setup, runs))]
     return [part for line in lines for part in wrap(line, _WIDTH, subsequent_indent=" " * 8)]
 
@@ -114,37 +116,37 @@ def _each_policy(runs: Sequence[Run]) -> list[Run]:
     return list({run.settings["policy"]["name"]: run for run in runs}.values())
 
 
-def held(asked: str, setup: Setup, policy: dict[str, Any]) -> tuple[int, int, int]:
-    """(whole units that a budget holds, all of them, parts of the cache that hold none)."""
+def units_held(budget: str, setup: Setup, policy: dict[str, Any]) -> tuple[int, int, int]:
+    """Return (whole units that a budget holds, of how many, parts of the cache that hold none)."""
     from crisp.policy import Budget
     from crisp.policy.policy import read_cache
 
     spec, cache = setup.spec, read_cache(policy["cache"], policy["scope"], policy["unit"], 0)
-    parts = Budget.parse(asked).capacity(spec, cache)
+    parts = Budget.parse(budget).capacity(spec, cache)
     per_unit = spec.n_blocks if cache.unit == "expert" else 1
     return sum(parts) // per_unit, spec.n_routed * spec.n_blocks // per_unit, parts.count(0)
 
 
 def _budgets(setup: Setup, runs: Sequence[Run]) -> list[str]:
-    """What is left of each budget, which is floored to whole units."""
+    """Say what is left of each budget, which is floored to whole units."""
     if _is_mapped(setup):
         return []
     lines = {}
     for run in runs:
-        policy, asked = run.settings["policy"], run.settings["budget"]["asked"]
+        policy, budget = run.settings["policy"], run.settings["budget"]["asked"]
         if policy["cache"] == "none":
             continue
-        units, of, empty = held(asked, setup, policy)
-        line = f"budget {asked}: {units:,} of {of:,} {policy['unit']}s, {100 * units / of:.1f} %"
+        units, of, empty = units_held(budget, setup, policy)
+        line = f"budget {budget}: {units:,} of {of:,} {policy['unit']}s, {100 * units / of:.1f} %"
         if empty and policy["scope"] == "layer":
             layers = len(setup.spec.moe_layers)
             line += f"; {empty} of {layers} layers {'holds' if empty == 1 else 'hold'} none"
-        lines[asked] = line
+        lines[budget] = line
     return list(lines.values())
 
 
-def described(policy: dict[str, Any]) -> str:
-    """A run's policy in words."""
+def describe_policy(policy: dict[str, Any]) -> str:
+    """Describe a run's policy."""
     cache = "no cache"
     if policy["cache"] != "none":
         scope = "per layer" if policy["scope"] == "layer" else "for all layers"
@@ -155,7 +157,7 @@ def described(policy: dict[str, Any]) -> str:
         "previous": ", prefetches what the previous token used",
         "frequent": ", prefetches what usually follows",
         "perfect": ", prefetches what comes next",
-    }[policy["prefetch"]]
+    }.get(policy["prefetch"], f", prefetches by {policy['prefetch']}")
     oracle = f"; {policy['oracle']} is an oracle" if "oracle" in policy else ""
     return f"width {policy['width']}, {policy['order']}, {cache}{ahead}{oracle}"
 
@@ -202,14 +204,14 @@ def _is_mapped(setup: Setup) -> bool:
 
 
 def _joules(runs: Sequence[Run]) -> list[str]:
-    """Where a table's joules come from, of all its runs the same; of those of a machine more."""
-    from crisp.cli.output.joules import per_token, source
+    """Say where a table's joules come from, and how well those of measured runs are known."""
+    from crisp.cli.output.joules import describe_joules, describe_source
 
-    known = [run for run in runs if run.provenance["energy"]]
-    lines = [f"J/token: {source(known[0])}"]
-    for run in known:
+    metered = [run for run in runs if run.provenance["energy"]]
+    lines = [f"J/token: {describe_source(metered[0])}"]
+    for run in metered:
         if run.settings["engine"] == "hw":
-            first, *more = per_token(run)
+            first, *more = describe_joules(run)
             policy, budget = run.settings["policy"]["name"], run.settings["budget"]["asked"]
             lines += [f"{policy} at {budget}: {first}", *more]
     return lines

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from heapq import nlargest
 from pathlib import Path
 
-from crisp.cli.output.columns import DASH, aligned, numbers
-from crisp.errors import CrispError, unknown_name
-from crisp.policy import NAMED
+from crisp.cli.output.columns import DASH, align_columns, format_numbers
+from crisp.errors import CrispError
+from crisp.policy import policy_name
+from crisp.policy.policy import ALIASES
 from crisp.report.caveats import RUN_KIND_FIELDS, RunKind, caveats
 from crisp.report.conditions import format_bits
-from crisp.sim.sweep.paired import paired
+from crisp.sim.sweep.paired import paired_ratios
 from crisp.sim.sweep.results import Row, Scalar, load, load_sequences
 from crisp.sim.sweep.spec import KEYS, PARTS, Sweep
 from crisp.statistics import LEVEL, RESAMPLES, Estimate
@@ -26,18 +27,21 @@ _COLUMNS = (
     ("J/token", "energy_j_per_token", 1.0, None),
 )
 _TITLE = (
-    *RUN_KIND_FIELDS, "refused", "asked.trace", "trace.rows", "profile.from", "model.bits", "hardware.name",
-    "phase", "batch", "granularity",
+    *RUN_KIND_FIELDS, "refused", "asked.trace", "trace.rows", "profile.from", "model.bits",
+    "hardware.name", "phase", "batch", "granularity",
 )  # fmt: skip
 _READ = ("cell", "refused", "policy.name", *(metric for _, metric, _, _ in _COLUMNS))
 
 
 def check_baseline(sweep: Sweep, against: str) -> None:
     """Raise CrispError unless the sweep has such a policy."""
-    if against not in NAMED:
-        raise CrispError(f"--against: {unknown_name(against, NAMED, 'policy')}")
+    try:
+        policy_name(against)
+    except CrispError as error:
+        raise CrispError(f"--against: {error}") from error
     policies = [axis.values for grid in sweep.grids for axis in grid.axes if axis.key == "policy"]
-    if not any(against in values for values in policies):
+    names = {ALIASES.get(value, value) for values in policies for value in values}
+    if ALIASES.get(against, against) not in names:
         raise CrispError(f"--against {against}: {sweep.name} has no cell of this policy")
 
 
@@ -49,8 +53,8 @@ def check_batch(sweep: Sweep, option: str) -> None:
                 raise CrispError(f"{option}: sequences run side by side; {axis.where} must be 1")
 
 
-def summary(out: str) -> list[str]:
-    """What the rows of a file share, the rows or the fastest of them; below what was refused."""
+def format_summary(out: str) -> list[str]:
+    """Return what all rows of a file share, the fastest of them as a table, what was refused."""
     varied, n, refused = _varied(load(Path(out), _wanted)), 0, list[str]()
     for row in load(Path(out), _wanted):
         n += 1
@@ -81,7 +85,7 @@ def _wanted(column: str) -> bool:
 
 
 def _title(out: str) -> list[str]:
-    """The conditions that all rows share, a line each, and what must be known beside figures."""
+    """Return the conditions that all rows share, a line each, and caveats of their figures."""
     values: dict[str, set[Scalar]] = {}
     kinds: dict[RunKind, None] = {}
     for row in load(Path(out), _TITLE.__contains__):
@@ -90,7 +94,9 @@ def _title(out: str) -> list[str]:
                 if value is not None:
                     values.setdefault(name, set()).add(value)
             kinds[RunKind(*(_text(row.get(name)) for name in RUN_KIND_FIELDS))] = None
-    shared = {name: _text(next(iter(own))) for name, own in values.items() if len(own) == 1}
+    shared = {
+        name: _text(next(iter(distinct))) for name, distinct in values.items() if len(distinct) == 1
+    }
     bits, rows = format_bits(shared.get("model.bits")), shared.get("trace.rows")
     lines = {
         "trace": (
@@ -106,11 +112,11 @@ def _title(out: str) -> list[str]:
         "hardware": (("{}", shared.get("hardware.name")),),
         "run": tuple((key + " {}", shared.get(key)) for key in ("phase", "batch", "granularity")),
     }
-    told = []
+    title = []
     for name, parts in lines.items():
         text = ", ".join(words.format(value) for words, value in parts if value)
-        told += [f"{name:<10}{text}"] if text else []
-    return [*told, *(f"{'':10}{line}" for line in caveats(kinds))]
+        title += [f"{name:<10}{text}"] if text else []
+    return [*title, *(f"{'':10}{line}" for line in caveats(kinds))]
 
 
 def _text(value: Scalar) -> str | None:
@@ -121,20 +127,22 @@ def _table(varied: Sequence[str], rows: Sequence[Row]) -> list[str]:
     cells = [[_shown(row.get(name)) for row in rows] for name in varied]
     headings = [name.removeprefix(_ASKED) for name in varied]
     for heading, metric, factor, decimals in _COLUMNS:
-        found = [row.get(metric) for row in rows]
-        cells.append(numbers([None if v is None else float(v) * factor for v in found], decimals))
+        metrics = [row.get(metric) for row in rows]
+        cells.append(
+            format_numbers([None if v is None else float(v) * factor for v in metrics], decimals)
+        )
         headings.append(heading)
-    return aligned(headings, cells, text=len(varied))
+    return align_columns(headings, cells, text=len(varied))
 
 
 def _shown(value: object) -> str:
     return DASH if value is None else str(value)
 
 
-def comparison(out: str, beside: str, against: str) -> list[str]:
-    """Every row beside the baseline's at the same other settings."""
-    kept = load_sequences(Path(beside))
-    rows = [row for row in load(Path(out), _wanted) if row["cell"] in kept]
+def format_comparison(out: str, beside: str, against: str) -> list[str]:
+    """Return every row beside the baseline's at the same other settings, as a table."""
+    sequences = load_sequences(Path(beside))
+    rows = [row for row in load(Path(out), _wanted) if row["cell"] in sequences]
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(_conditions(row), []).append(row)
@@ -145,13 +153,15 @@ def comparison(out: str, beside: str, against: str) -> list[str]:
         for row in group if baselines else ():
             base = max(baselines, key=lambda other: _alike(row, other))
             if base is not row:
-                pairs.append((row, paired(kept[str(row["cell"])], kept[str(base["cell"])])))
+                pairs.append(
+                    (row, paired_ratios(sequences[str(row["cell"])], sequences[str(base["cell"])]))
+                )
     varied = _varied(row for row, _ in pairs)
     columns = [[_shown(row.get(name)) for row, _ in pairs] for name in varied]
     columns += [[_ratio(pair.bytes_per_token) for _, pair in pairs]]
     columns += [[_ratio(pair.ms_per_token) for _, pair in pairs]]
     headings = [name.removeprefix(_ASKED) for name in varied]
-    lines = aligned([*headings, "bytes/token", "ms/token"], columns, text=len(columns))
+    lines = align_columns([*headings, "bytes/token", "ms/token"], columns, text=len(columns))
     lines += ["", f"times those of {against} at the same other settings; in brackets {LEVEL} % "
               f"bootstrap over sequences, {RESAMPLES:,} resamples"]  # fmt: skip
     if alone:
@@ -160,24 +170,24 @@ def comparison(out: str, beside: str, against: str) -> list[str]:
 
 
 def _baselines(group: Sequence[Row], against: str) -> list[Row]:
-    """Those of the policy with the fewest parts replaced."""
-    own = [row for row in group if row.get("policy.name") == against]
-    replaced = [sum(row.get(_ASKED + part) is not None for part in PARTS) for row in own]
-    return [row for row, n in zip(own, replaced, strict=True) if n == min(replaced)]
+    """Return the rows of the policy with the fewest parts replaced."""
+    candidates = [row for row in group if row.get("policy.name") == policy_name(against)]
+    replaced = [sum(row.get(_ASKED + part) is not None for part in PARTS) for row in candidates]
+    return [row for row, n in zip(candidates, replaced, strict=True) if n == min(replaced)]
 
 
 def _conditions(row: Row) -> tuple[object, ...]:
-    """All that was asked for but the policy."""
+    """Return all settings that were asked for but the policy."""
     return tuple(row.get(_ASKED + key) for key in KEYS if key not in ("policy", *PARTS))
 
 
 def _alike(row: Row, other: Row) -> int:
-    """How many parts of the policy are the same."""
+    """Return how many parts of the policy are the same."""
     return sum(row.get(_ASKED + part) == other.get(_ASKED + part) for part in PARTS)
 
 
 def _varied(rows: Iterable[Row]) -> list[str]:
-    """The keys that differ among rows; the policy, if none does."""
+    """Return the keys that differ among rows; the policy, if none does."""
     first: Row | None = None
     names: dict[str, bool] = {}
     for row in rows:

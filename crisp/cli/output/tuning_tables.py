@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from textwrap import wrap
 
-from crisp.cli.output.columns import aligned, numbers
+from crisp.cli.output.columns import align_columns, format_numbers
 from crisp.run.setup import Setup
 from crisp.sim.tuning.candidates import TunedPolicy, Tuning, cost_of
 from crisp.sim.tuning.loss_conditions import loss_conditions
@@ -32,7 +32,7 @@ def describe_losses(setup: Setup, losses: Losses, file: str) -> list[str]:
     ]  # fmt: skip
 
 
-def report(tuning: Tuning, most: str, limit: float, minimise: str) -> list[str]:
+def format_report(tuning: Tuning, most: str, limit: float, minimise: str) -> list[str]:
     """Return the front as a table, its best policy marked, and what has to be said below.
 
     most: the limit of the loss, as it was spelled.
@@ -46,14 +46,14 @@ def report(tuning: Tuning, most: str, limit: float, minimise: str) -> list[str]:
             [str(policy[part]) for policy in policies]
             for part in ("name", "width", "cache", "unit", "order")
         ),
-        numbers([100 * point.loss.loss for point in front], 1),
+        format_numbers([100 * point.loss.loss for point in front], 1),
         [_format_range(point.loss) for point in front],
     ]
     for _, name, factor in _COLUMNS:
         values = [point.run.metrics[name] for point in front]
-        cells.append(numbers([None if v is None else v * factor for v in values]))
+        cells.append(format_numbers([None if v is None else v * factor for v in values]))
     shares = [100 * cost_of(point, minimise) / full if full else None for point in front]
-    cells.append(numbers(shares, 1))
+    cells.append(format_numbers(shares, 1))
     headings = ["", "policy", "width", "cache", "unit", "order", "loss %", "range"]
     headings += [heading for heading, _, _ in _COLUMNS]
     notes = [
@@ -66,13 +66,15 @@ def report(tuning: Tuning, most: str, limit: float, minimise: str) -> list[str]:
         notes.append(f"*: its loss may be above {most}: the range, 95 %, goes beyond")
     notes += tuning.notes
     return [
-        *aligned([*headings, "of full %"], cells, text=6),
+        *align_columns([*headings, "of full %"], cells, text=6),
         "",
         *(line for note in notes for line in _wrapped(note)),
     ]
 
 
-def command_line(policy: TunedPolicy, trace: str, budget: str, given: Mapping[str, object]) -> str:
+def format_command(
+    policy: TunedPolicy, trace: str, budget: str, given: Mapping[str, object]
+) -> str:
     """Return the command that runs it; given: the other options, None where they were not given."""
     parts = policy.run.settings["policy"]
     options: dict[str, object] = {"--policy": parts["name"], "--budget": budget}

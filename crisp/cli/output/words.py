@@ -14,7 +14,7 @@ _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def printable(line: str) -> str:
-    """The line without what a terminal would obey: control characters and the like.
+    """Return the line without what a terminal would obey: control characters and the like.
 
     >>> printable("\\x1b[2Jlru – 3\\n")
     '�[2Jlru – 3�'
@@ -24,8 +24,8 @@ def printable(line: str) -> str:
     return "".join("�" if category(letter) in _UNPRINTABLE else letter for letter in line)
 
 
-def rounded(widths: Iterable[str], spec: ModelSpec) -> list[str]:
-    """Where shares of the neurons, as widths are spelled in full, are rounded up to whole blocks.
+def describe_rounding(widths: Iterable[str], spec: ModelSpec) -> list[str]:
+    """Say where the shares of neurons in widths are rounded up to whole blocks.
 
     And where a last block is shorter than it is stored.
     """

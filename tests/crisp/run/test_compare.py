@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from crisp.errors import CrispError
-from crisp.run.compare import COUNTS, TIMES, Pair, compare, one_run, read_rows, rows_of
+from crisp.run.compare import (
+    COUNTS,
+    TIMES,
+    ComparedMetric,
+    compare,
+    load_one_run,
+    load_run_timeline,
+    read_timeline_rows,
+)
 from crisp.run.result import Run, save_runs
 from crisp.run.sinks import parquet
 from crisp.run.timeline import COMPUTE, END, LAYER, LOAD, PREFETCH, Recorder, Rows
@@ -66,7 +74,7 @@ MEASURED = table(
 def test_an_error_is_relative_to_what_was_measured(
     simulated: float | None, measured: float | None, error: float | None
 ) -> None:
-    found = Pair("x", simulated, measured).error
+    found = ComparedMetric("x", simulated, measured).error
     assert found == (None if error is None else pytest.approx(error))
 
 
@@ -188,7 +196,7 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     with parquet(file) as sink:
         sink.write(SIMULATED[:3])
         sink.write(SIMULATED[3:])
-    assert read_rows(file).tolist() == SIMULATED.tolist()
+    assert read_timeline_rows(file).tolist() == SIMULATED.tolist()
 
 
 def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
@@ -196,14 +204,14 @@ def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
     import pyarrow.parquet
 
     with pytest.raises(CrispError, match=r"none\.parquet: cannot be read: No such file"):
-        read_rows(tmp_path / "none.parquet")
+        read_timeline_rows(tmp_path / "none.parquet")
     file = tmp_path / "x.parquet"
     file.write_text("not parquet")
     with pytest.raises(CrispError, match=r"x\.parquet: is not a parquet file"):
-        read_rows(file)
+        read_timeline_rows(file)
     pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), file)
     with pytest.raises(CrispError, match=r"x\.parquet: is not a timeline"):
-        read_rows(file)
+        read_timeline_rows(file)
     with parquet(file) as sink:
         sink.write(SIMULATED[:2])
     good = pyarrow.parquet.read_table(file)
@@ -224,28 +232,28 @@ def test_what_is_no_timeline_is_refused(tmp_path: Path) -> None:
         place = good.schema.names.index(name)
         pyarrow.parquet.write_table(good.set_column(place, name, column), file)
         with pytest.raises(CrispError, match=rf"x\.parquet: is not a timeline: {name}") as caught:
-            read_rows(file)
+            read_timeline_rows(file)
         assert "\n" not in str(caught.value)
 
 
 def test_a_file_holds_one_run(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     save_runs(whole(), file)
-    assert one_run(file, measured=False) == whole()
+    assert load_one_run(file, measured=False) == whole()
     save_runs([whole(), whole()], file)
     with pytest.raises(CrispError, match=r"x\.json: holds 2 runs, expected one"):
-        one_run(file, measured=False)
+        load_one_run(file, measured=False)
 
 
 def test_a_run_of_the_other_kind_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     save_runs(whole(), file)
     with pytest.raises(CrispError, match=r"x\.json: is a simulated run, expected a measured one$"):
-        one_run(file, measured=True)
+        load_one_run(file, measured=True)
     save_runs(whole({"engine": "hw"}), file)
-    assert one_run(file, measured=True).settings["engine"] == "hw"
+    assert load_one_run(file, measured=True).settings["engine"] == "hw"
     with pytest.raises(CrispError, match=r"x\.json: is a measured run, expected a simulated one$"):
-        one_run(file, measured=False)
+        load_one_run(file, measured=False)
 
 
 @pytest.mark.parametrize("other", ["fp16", None])
@@ -275,10 +283,12 @@ def test_a_timeline_belongs_to_one_run(tmp_path: Path) -> None:
                 sink.write(part)
         return file
 
-    assert rows_of(own, where, written(SIMULATED)).tolist() == SIMULATED.tolist()
-    assert len(rows_of(own, where, written(SIMULATED[:2], SIMULATED[2:]))) == len(SIMULATED)
+    assert load_run_timeline(own, where, written(SIMULATED)).tolist() == SIMULATED.tolist()
+    assert len(load_run_timeline(own, where, written(SIMULATED[:2], SIMULATED[2:]))) == len(
+        SIMULATED
+    )
     later = SIMULATED.copy()
     later[-1, END] += 1
     for other in (MEASURED, SIMULATED[:-1], later, SIMULATED[:0]):
         with pytest.raises(CrispError, match=r"t\.parquet: is of another run than .*x\.json, or "):
-            rows_of(own, where, written(other))
+            load_run_timeline(own, where, written(other))

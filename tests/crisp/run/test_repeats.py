@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from crisp.errors import CrispError
-from crisp.run.repeats import INTERRUPTED, NoMoreError, Rule, repeat, repeat_run
+from crisp.run.repeats import INTERRUPTED, NoMoreRunsError, StoppingRule, repeat, repeat_run
 from crisp.run.result import Run
 from crisp.statistics import Interval, interval, t_quantile
 
@@ -59,44 +59,47 @@ def runs(*joules: float, ends: Callable[[], float] | None = None) -> Callable[[]
 
 
 def test_two_that_agree_are_not_enough() -> None:
-    series = repeat(10.0, runs(10.0, 10.0), float, Rule(0.05, 20))
+    series = repeat(10.0, runs(10.0, 10.0), float, StoppingRule(0.05, 20))
     assert (series.items, series.ended) == ([10, 10, 10], "within 5 %")
 
 
 def test_it_goes_on_until_the_interval_is_narrow() -> None:
     """9, 11, 10 are off by 25 %; with a fourth 10, by 3.182 x 0.8165 / 2 of 10: 13 %."""
-    series = repeat(9.0, runs(11.0, 10.0, 10.0), float, Rule(0.13, 20))
+    series = repeat(9.0, runs(11.0, 10.0, 10.0), float, StoppingRule(0.13, 20))
     assert len(series.items) == 4
     assert series.found.half_width == pytest.approx(3.18245 * math.sqrt(2 / 3) / 2, rel=1e-5)
     assert series.ended == "within 13 %"
 
 
 def test_but_not_beyond_the_most() -> None:
-    series = repeat(9.0, runs(11.0, 10.0), float, Rule(0.05, 3))
+    series = repeat(9.0, runs(11.0, 10.0), float, StoppingRule(0.05, 3))
     assert (len(series.items), series.ended) == (3, "not within 5 % after 3 runs")
-    assert not Rule(0.05, 3).met(series.found)
-    plain = repeat(10.0, runs(10.0, 10.0, 10.0), float, Rule(None, 4))
+    assert not StoppingRule(0.05, 3).met(series.found)
+    plain = repeat(10.0, runs(10.0, 10.0, 10.0), float, StoppingRule(None, 4))
     assert (len(plain.items), plain.ended) == (4, "as many as were asked for")
-    assert repeat(10.0, runs(), float, Rule()).items == [10]
+    assert repeat(10.0, runs(), float, StoppingRule()).items == [10]
 
 
 @pytest.mark.parametrize(
     ("error", "ended"),
-    [(KeyboardInterrupt(), INTERRUPTED), (NoMoreError("the meter is gone"), "the meter is gone")],
+    [
+        (KeyboardInterrupt(), INTERRUPTED),
+        (NoMoreRunsError("the meter is gone"), "the meter is gone"),
+    ],
 )
 def test_what_was_run_before_an_end_stays(error: BaseException, ended: str) -> None:
     def ends() -> float:
         raise error
 
-    series = repeat(9.0, runs(11.0, ends=ends), float, Rule(0.01, 20))
+    series = repeat(9.0, runs(11.0, ends=ends), float, StoppingRule(0.01, 20))
     assert (series.items, series.found.mean, series.ended) == ([9, 11], 10, ended)
 
 
 def test_the_rule_of_options() -> None:
-    assert Rule.parse(None, None) == Rule(None, 1)
-    assert Rule.parse("5%", None) == Rule(0.05, 20)
-    assert Rule.parse(".1", 4) == Rule(0.1, 4)
-    assert Rule.parse(None, 7) == Rule(None, 7)
+    assert StoppingRule.parse(None, None) == StoppingRule(None, 1)
+    assert StoppingRule.parse("5%", None) == StoppingRule(0.05, 20)
+    assert StoppingRule.parse(".1", 4) == StoppingRule(0.1, 4)
+    assert StoppingRule.parse(None, 7) == StoppingRule(None, 7)
     for within, most, told in (
         ("5", None, "--energy-within 5: expected a share of the mean, such as 5%"),
         ("0%", None, "--energy-within 0%: expected a share of the mean, such as 5%"),
@@ -104,7 +107,7 @@ def test_the_rule_of_options() -> None:
         ("5%", 0, "--energy-repeats 0: expected 1 or more"),
     ):
         with pytest.raises(CrispError) as error:
-            Rule.parse(within, most)
+            StoppingRule.parse(within, most)
         assert str(error.value) == told
 
 
@@ -123,7 +126,7 @@ def run(gross: float | None, net: float | None, why: str = "no") -> Run:
 
 def test_a_run_has_the_means_of_its_repeats() -> None:
     left = iter([run(3.0, 1.0), run(4.0, 3.0)])
-    made, interrupt = repeat_run(run(2.0, 2.0), lambda: next(left), Rule(None, 3))
+    made, interrupt = repeat_run(run(2.0, 2.0), lambda: next(left), StoppingRule(None, 3))
     assert interrupt is None
     assert [made.metrics[name] for name in NAMES] == [3, 2]
     energy = made.provenance["energy"]
@@ -140,14 +143,14 @@ def test_a_run_has_the_means_of_its_repeats() -> None:
 
 def test_a_run_without_joules_is_not_repeated() -> None:
     alone = run(None, None)
-    assert repeat_run(alone, runs(), Rule(0.05, 20)) == (alone, None)  # type: ignore[arg-type]
+    assert repeat_run(alone, runs(), StoppingRule(0.05, 20)) == (alone, None)  # type: ignore[arg-type]
     known = run(2.0, 1.0)
-    assert repeat_run(known, runs(), Rule()) == (known, None)  # type: ignore[arg-type]
+    assert repeat_run(known, runs(), StoppingRule()) == (known, None)  # type: ignore[arg-type]
 
 
 def test_a_repeat_without_joules_does_not_count() -> None:
     left = iter([run(4.0, None, "no rest"), run(None, None, "gone")])
-    made, _ = repeat_run(run(2.0, 1.0), lambda: next(left), Rule(None, 9))
+    made, _ = repeat_run(run(2.0, 1.0), lambda: next(left), StoppingRule(None, 9))
     assert [made.metrics[name] for name in NAMES] == [3, None]
     assert made.unavailable == {NAMES[1]: "no rest"}
     repeats = made.provenance["energy"]["repeats"]
@@ -160,7 +163,7 @@ def test_ctrl_c_is_told() -> None:
     def stopped() -> Run:
         raise raised
 
-    made, interrupt = repeat_run(run(2.0, 1.0), stopped, Rule(None, 9))
+    made, interrupt = repeat_run(run(2.0, 1.0), stopped, StoppingRule(None, 9))
     assert interrupt is raised
     assert made.metrics[NAMES[0]] == 2
     assert made.provenance["energy"]["repeats"]["half_width_j_per_token"] is None

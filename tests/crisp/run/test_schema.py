@@ -50,7 +50,11 @@ def test_what_is_asked_for_is_what_a_run_has(
         (("provenance",), "x", "provenance: found 'x', expected an object"),
         (("settings", "policy"), "lru", "settings.policy: found 'lru', expected an object"),
         (("settings", "policy", "name"), 3, "settings.policy.name: found 3, expected a text"),
-        (("settings", "policy", "prefetch"), [], "settings.policy.prefetch: found [], expected a t"),
+        (
+            ("settings", "policy", "prefetch"),
+            [],
+            "settings.policy.prefetch: found [], expected a t",
+        ),
         (("settings", "budget", "asked"), None, "settings.budget.asked: found None, expected a te"),
         (("settings", "hardware"), "box", "settings.hardware: found 'box', expected an object"),
         (("settings", "device"), {}, "settings.device.name: found None, expected a text"),

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from crisp.run.sinks import Everything, Window, parquet
+from crisp.run.sinks import FullTimeline, TimelineWindow, parquet
 from crisp.run.timeline import COLUMNS, KINDS, STEP, Rows
 
 
@@ -47,14 +47,14 @@ def test_a_window_keeps_the_wanted_step_or_the_last_before_it(
     wanted: int, step: int, size: int
 ) -> None:
     rows = some_rows([0, 0, 1, 3, 3, 3, 7])
-    window = Window(wanted)
+    window = TimelineWindow(wanted)
     for start in range(0, len(rows), size):
         window.write(rows[start : start + size])
     assert window.rows.tolist() == rows[rows[:, STEP] == step].tolist()
 
 
 def test_everything_keeps_everything() -> None:
-    rows, sink = some_rows([0, 1, 2]), Everything()
+    rows, sink = some_rows([0, 1, 2]), FullTimeline()
     assert sink.rows.shape == (0, len(COLUMNS))
     sink.write(rows[:1])
     sink.write(rows[1:])

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crisp.errors import InvariantError
-from crisp.run.timeline import COLUMNS, COMPUTE, LAYER, LOAD, PREFETCH, Recorder, Sums, makespan
+from crisp.run.timeline import (
+    COLUMNS,
+    COMPUTE,
+    LAYER,
+    LOAD,
+    PREFETCH,
+    Recorder,
+    TimelineTotals,
+    makespan,
+)
 
 Jobs = list[tuple[int, int]]
 
@@ -53,12 +62,12 @@ TIMELINE = [
 ]
 
 
-def facts(sums: Sums) -> dict[str, Any]:
+def facts(sums: TimelineTotals) -> dict[str, Any]:
     return {k: v for k, v in vars(sums).items() if not k.startswith("_")}
 
 
 def test_sums_by_hand() -> None:
-    sums = Sums(by_block=False)
+    sums = TimelineTotals(by_block=False)
     sums.add(np.array(TIMELINE), 41, None)
     assert facts(sums) == {
         "layer": 12,
@@ -75,7 +84,7 @@ def test_sums_by_hand() -> None:
 
 def test_a_load_in_flight_counts_in_both_blocks() -> None:
     """The same timeline in two pieces, cut where the event ends."""
-    whole, cut = Sums(by_block=False), Sums(by_block=False)
+    whole, cut = TimelineTotals(by_block=False), TimelineTotals(by_block=False)
     whole.add(np.array(TIMELINE), 41, None)
     cut.add(np.array(TIMELINE[:5]), 34, 30)
     cut.add(np.array(TIMELINE[5:]), 41, None)
@@ -84,9 +93,11 @@ def test_a_load_in_flight_counts_in_both_blocks() -> None:
 
 def test_overlapping_intervals_are_noticed() -> None:
     with pytest.raises(InvariantError, match="compute stream overlap"):
-        Sums(by_block=False).add(np.array([row(LAYER, 0, 5), row(COMPUTE, 4, 6)]), 6, None)
+        TimelineTotals(by_block=False).add(
+            np.array([row(LAYER, 0, 5), row(COMPUTE, 4, 6)]), 6, None
+        )
     with pytest.raises(InvariantError, match="link stream overlap"):
-        Sums(by_block=False).add(np.array([row(LOAD, 0, 5), row(LOAD, 4, 6)]), 6, None)
+        TimelineTotals(by_block=False).add(np.array([row(LOAD, 0, 5), row(LOAD, 4, 6)]), 6, None)
 
 
 def test_rows_are_handed_on_in_blocks_of_bounded_size() -> None:

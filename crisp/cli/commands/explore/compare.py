@@ -43,7 +43,7 @@ def compare(
 
     from crisp.cli.options.files import STDOUT, check_outputs
     from crisp.errors import CrispError
-    from crisp.run.compare import check_same_case, compare, one_run, rows_of
+    from crisp.run.compare import check_same_case, compare, load_one_run, load_run_timeline
 
     files = timelines or (_beside(simulated, measured) if run is None else None)
     inputs = [("SIMULATED", simulated), ("MEASURED", measured)]
@@ -51,24 +51,26 @@ def compare(
     check_outputs({"--perfetto": perfetto}, inputs)
     if perfetto is not None and files is None:
         raise CrispError("--perfetto: needs timelines; name them after --timelines")
-    runs = one_run(simulated, run, measured=False), one_run(measured, run, measured=True)
+    runs = load_one_run(simulated, run, measured=False), load_one_run(measured, run, measured=True)
     check_same_case(*runs)  # before anything large is read
     rows: list[Rows] = []
     if files is not None:
         try:
-            rows = [*map(rows_of, runs, (simulated, measured), files)]
+            rows = [*map(load_run_timeline, runs, (simulated, measured), files)]
         except CrispError as error:
             if timelines is not None or perfetto is not None:
                 raise
             print(f"{error}; timelines are left out", file=sys.stderr)
-    done = compare(*runs, *(rows or (None, None)))
+    comparison = compare(*runs, *(rows or (None, None)))
     if perfetto is not None:
         _draw(sys.stdout if perfetto == STDOUT else Path(perfetto), runs, rows)
-    print("\n".join(_lines(done, runs)), file=sys.stderr if perfetto == STDOUT else sys.stdout)
+    print(
+        "\n".join(_lines(comparison, runs)), file=sys.stderr if perfetto == STDOUT else sys.stdout
+    )
 
 
 def _beside(simulated: Path, measured: Path) -> tuple[Path, Path] | None:
-    """The timelines beside the runs, if both are there."""
+    """Return the timelines beside the runs, if both are there."""
     files = simulated.with_suffix(".parquet"), measured.with_suffix(".parquet")
     return files if all(file.is_file() for file in files) else None
 
@@ -79,13 +81,13 @@ def _draw(target: Path | IO[str], runs: Sequence[Run], rows: Sequence[Rows]) -> 
 
     block_bytes = ModelSpec.from_dict(runs[0].settings["model"]).block_bytes
     with side_by_side(target, _names(runs), block_bytes) as sinks:
-        for sink, own in zip(sinks, rows, strict=True):
-            for start in range(0, len(own), _ROWS):
-                sink.write(own[start : start + _ROWS])
+        for sink, timeline in zip(sinks, rows, strict=True):
+            for start in range(0, len(timeline), _ROWS):
+                sink.write(timeline[start : start + _ROWS])
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Which of them ran where."""
+    """Return what each run ran on, in words."""
     simulated, measured = (run.settings for run in runs)
     return [
         f"simulated on {(simulated.get('hardware') or {}).get('name', 'an unnamed machine')}",
@@ -93,41 +95,41 @@ def _names(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _lines(done: Comparison, runs: Sequence[Run]) -> list[str]:
-    from crisp.cli.output.columns import DASH, aligned, numbers
+def _lines(comparison: Comparison, runs: Sequence[Run]) -> list[str]:
+    from crisp.cli.output.columns import DASH, align_columns, format_numbers
     from crisp.run.compare import COUNTS, QUANTILES
 
     settings = runs[0].settings
     policy, budget = settings["policy"]["name"], settings["budget"]["asked"]
     cells: list[list[str]] = []
-    for pair in done.pairs:
-        both = numbers([pair.simulated, pair.measured], 0 if pair.metric in COUNTS else None)
+    for pair in comparison.pairs:
+        both = format_numbers([pair.simulated, pair.measured], 0 if pair.metric in COUNTS else None)
         error = DASH if pair.error is None else f"{100 * pair.error:+.1f} %"
         cells.append([pair.metric, *both, error])
     headings = ["", "simulated", "measured", "error"]
     lines = [f"{policy} at {budget}: {', '.join(_names(runs))}", ""]
-    lines += aligned(headings, [list(column) for column in zip(*cells, strict=True)], text=1)
+    lines += align_columns(headings, [list(column) for column in zip(*cells, strict=True)], text=1)
     lines += ["", "error: simulated over measured, less 1", *_calibrated(settings)]
-    own = done.timelines
-    if own is None:
+    differences = comparison.timelines
+    if differences is None:
         return [*lines, "no timelines were given: what happened in each event is not compared"]
-    if own.errors:
-        shown = ", ".join(f"{100 * error:+.1f} %" for error in own.errors)
+    if differences.errors:
+        shown = ", ".join(f"{100 * error:+.1f} %" for error in differences.errors)
         of = ", ".join(map(str, QUANTILES))
         lines.append(f"error of the time of an event, percentiles {of}: {shown}")
     for what, difference in (
-        ("load order", own.loads),
-        ("computed pieces", own.pieces),
-        ("resident blocks after each event", own.residents),
+        ("load order", differences.loads),
+        ("computed pieces", differences.pieces),
+        ("resident blocks after each event", differences.residents),
     ):
         lines.append(f"{what}: {'identical' if difference is None else f'differ: {difference}'}")
-    if not own.identical and settings["policy"]["prefetch"] != "none":
+    if not differences.identical and settings["policy"]["prefetch"] != "none":
         lines.append("where blocks are prefetched, decisions depend on when things end: they may")
     return lines
 
 
 def _calibrated(settings: Mapping[str, Any]) -> Iterator[str]:
-    """How sure the times of a calibrated profile are, and what a layer's time is of."""
+    """Yield how sure a calibrated profile's times are, and what a layer's time is of."""
     tables = (settings.get("hardware") or {}).get("tables") or {}
     spreads = [
         f"{name} {100 * tables[name]['spread']:.0f} %"

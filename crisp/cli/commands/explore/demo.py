@@ -68,9 +68,9 @@ def demo(
 
     each = len(runs) // len(setups)
     of_machine = [runs[place : place + each] for place in range(0, len(runs), each)]
-    for setup, own in zip(setups, of_machine, strict=True):
+    for setup, machine_runs in zip(setups, of_machine, strict=True):
         name = setup.machine
-        _say(["", f"{name}: {MACHINES[name]}", *format_speeds(own, budgets)])
+        _say(["", f"{name}: {MACHINES[name]}", *format_speeds(machine_runs, budgets)])
     _say(["", *_reading(setups[0], runs)])
     save_runs(runs, runs_file)
     _draw_speeds(setups[0], of_machine, throughput_file)
@@ -119,7 +119,7 @@ def _opening(setup: Setup) -> list[str]:
 
 
 def format_speeds(runs: Sequence[Run], budgets: Sequence[str]) -> list[str]:
-    """tokens/s and MB/token of one machine's runs: a line for each policy, a column a budget."""
+    """Return a table of one machine's tokens/s and MB/token: a line a policy, a column a budget."""
     from crisp.cli.output.columns import align_columns
 
     policies = list(dict.fromkeys(run.settings["policy"]["name"] for run in runs))
@@ -164,18 +164,18 @@ def _reading(setup: Setup, runs: Sequence[Run]) -> list[str]:
 
 
 def _whole(setup: Setup, runs: Sequence[Run]) -> str:
-    """What is left of the budgets, which are floored to whole experts."""
+    """Say what is left of the budgets, which are floored to whole experts."""
     from crisp.cli.output.run_tables import units_held
 
     policy = next(run for run in runs if run.settings["policy"]["name"] == "lru").settings["policy"]
-    asked = list(dict.fromkeys(run.settings["budget"]["asked"] for run in runs))
-    numbers = [text.removesuffix("%") for text in asked]
-    found = [units_held(text, setup, policy) for text in asked]
+    budgets = list(dict.fromkeys(run.settings["budget"]["asked"] for run in runs))
+    shares = [text.removesuffix("%") for text in budgets]
+    held = [units_held(text, setup, policy) for text in budgets]
     line = (
-        f"{', '.join(numbers)} % of {found[0][1]} experts: "
-        f"{', '.join(str(units) for units, _, _ in found)} whole ones"
+        f"{', '.join(shares)} % of {held[0][1]} experts: "
+        f"{', '.join(str(units) for units, _, _ in held)} whole ones"
     )
-    for number, (_, _, empty) in zip(numbers, found, strict=True):
+    for number, (_, _, empty) in zip(shares, held, strict=True):
         if empty:
             layers = "one layer holds" if empty == 1 else f"{_FEW.get(empty, empty)} layers hold"
             line += f"; at {number} % {layers} none"
@@ -190,12 +190,12 @@ def _draw_speeds(setup: Setup, of_machine: Sequence[Sequence[Run]], path: Path) 
         panels[machine] = [
             Line(
                 name,
-                [float(run.settings["budget"]["share"]) for run in own],
-                [float(run.metrics["tokens_per_second"] or 0) for run in own],
+                [float(run.settings["budget"]["share"]) for run in policy_runs],
+                [float(run.metrics["tokens_per_second"] or 0) for run in policy_runs],
                 "--" if name == "up" else "-",
             )
             for name in POLICIES
-            if (own := [run for run in runs if run.settings["policy"]["name"] == name])
+            if (policy_runs := [run for run in runs if run.settings["policy"]["name"] == name])
         ]
         panels[machine].append(_bound(runs))
     draw_throughput(
@@ -210,18 +210,18 @@ def _draw_speeds(setup: Setup, of_machine: Sequence[Sequence[Run]], path: Path) 
 
 
 def _bound(runs: Sequence[Run]) -> Line:
-    """What no cache can be faster than at full widths, with or without prefetching."""
+    """Return the line that no cache of full experts can be above, with or without prefetching."""
     from crisp.report.plots import Line
 
-    own = [run for run in runs if run.settings["policy"]["name"] == "lru"]
+    lru_runs = [run for run in runs if run.settings["policy"]["name"] == "lru"]
     names = ("belady_bound_ms_per_token", "compute_bound_ms_per_token")
-    least = [max(run.metrics[name] or 0 for name in names) for run in own]
-    shares = [float(run.settings["budget"]["share"]) for run in own]
+    least = [max(run.metrics[name] or 0 for name in names) for run in lru_runs]
+    shares = [float(run.settings["budget"]["share"]) for run in lru_runs]
     return Line("bound", shares, [1e3 / ms for ms in least], ":")
 
 
 def _draw_token(setup: Setup, path: Path) -> None:
-    """One token under two policies: one whose time is near the median of both."""
+    """Draw one token under two policies: one whose time is near the median of both."""
     from crisp.report.plots import draw_gantt
     from crisp.run.sinks import FullTimeline
     from crisp.run.timeline import STEP
@@ -250,7 +250,7 @@ def _draw_token(setup: Setup, path: Path) -> None:
 
 
 def typical_step(timelines: Sequence[Rows], settled: int, n_blocks: int) -> int:
-    """A step whose time is near the median in all timelines, after ``settled`` steps.
+    """Return a step whose time is near the median of all timelines, after ``settled`` steps.
 
     Of those near enough the first that loads a part of an expert, as that is to be seen.
     """

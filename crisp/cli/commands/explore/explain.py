@@ -16,7 +16,7 @@ _NEAR = 0.9  # of the time: a bound that explains this much of it is the one to 
 
 
 class Bounds(NamedTuple):
-    """What the time of one token could not be less than, in ms."""
+    """Lower bounds of the time of one token, in ms."""
 
     io: float  # bytes over bandwidth
     order: float  # the best order of each event's tasks, at the same residency
@@ -35,11 +35,11 @@ class Account(NamedTuple):
     bounds: Bounds | None  # None: not known, for the run was measured
 
     def share(self, part: float) -> float:
-        """A part in percent of the total."""
+        """Return a part in per cent of the total."""
         return 100 * part / self.total if self.total else 0.0
 
     def gain(self, bound: float) -> str:
-        """What reaching a bound would save at most, in percent."""
+        """Return what reaching a bound would save at most, in per cent."""
         return f"{max(0.0, 100 - self.share(bound)):.0f} %"
 
     @property
@@ -76,8 +76,8 @@ _UNKNOWN = "bounds are not known of a measured run; crisp compare lays it beside
 _SHARED = ["link and compute share one memory and slow each other down: fewer bytes help both"]
 
 
-def account(run: Run) -> Account:
-    """The account of a run; its first three parts add up to the total."""
+def account_of(run: Run) -> Account:
+    """Return the account of a run; its first three parts add up to the total."""
 
     def value(name: str) -> float:
         return float(run.metrics[name] or 0)
@@ -105,19 +105,19 @@ def explain(
     ] = None,
 ) -> None:
     """Say where the time of a run went, and which bound is near."""
-    from crisp.run.result import load, nth
+    from crisp.run.result import load_runs, nth_run
 
-    runs = load(file)
+    runs = load_runs(file)
     if run is not None or len(runs) == 1:
         number = 1 if run is None else run
-        print("\n".join(one_run(nth(runs, number, file), f"run {number} of {len(runs)}")))
+        print("\n".join(explain_run(nth_run(runs, number, file), f"run {number} of {len(runs)}")))
     else:
-        print("\n".join(all_runs(runs, file)))
+        print("\n".join(explain_runs(runs, file)))
 
 
-def one_run(run: Run, which: str) -> list[str]:
-    """The account of a run in a few lines."""
-    parts = account(run)
+def explain_run(run: Run, which: str) -> list[str]:
+    """Return the account of a run in a few lines; which: its number, in words."""
+    parts = account_of(run)
     metrics, bounds = run.metrics, parts.bounds
     lines = [
         *wrap(f"{which}: {_conditions(run)}", 100, subsequent_indent=" " * 4),
@@ -160,23 +160,23 @@ def one_run(run: Run, which: str) -> list[str]:
     return lines
 
 
-def all_runs(runs: list[Run], file: Path) -> list[str]:
-    """A line for each run."""
-    from crisp.cli.output.columns import aligned, numbers
+def explain_runs(runs: list[Run], file: Path) -> list[str]:
+    """Return a line for each run; file: where they are from."""
+    from crisp.cli.output.columns import align_columns, format_numbers
 
-    accounts = [account(run) for run in runs]
+    accounts = [account_of(run) for run in runs]
     heads = ["run", "policy", "budget", "hardware", "ms/token"]
     columns = [
         [str(number) for number in range(1, len(runs) + 1)],
         [run.settings["policy"]["name"] for run in runs],
         [run.settings["budget"]["asked"] for run in runs],
         [_machine(run) for run in runs],
-        numbers([parts.total for parts in accounts]),
+        format_numbers([parts.total for parts in accounts]),
     ]
     for head, part in (("waits %", "waits"), ("experts %", "experts"), ("other %", "layers")):
         heads.append(head)
         columns.append([f"{parts.share(getattr(parts, part)):.0f}" for parts in accounts])
-    lines = [f"  {line}" for line in aligned([*heads], columns, text=4)]
+    lines = [f"  {line}" for line in align_columns([*heads], columns, text=4)]
     near = ["near bound", *(parts.near for parts in accounts)]
     width = max(map(len, lines))
     return [
@@ -196,7 +196,7 @@ def _line(parts: Account, part: float, what: str) -> str:
 
 
 def _conditions(run: Run) -> str:
-    from crisp.cli.output.run_tables import described
+    from crisp.cli.output.run_tables import describe_policy
     from crisp.units import format_count
 
     settings = run.settings
@@ -207,12 +207,12 @@ def _conditions(run: Run) -> str:
         f"{model['name']}, {format_count(model['n_layers'], 'layer')} in "
         f"{float(Fraction(model['bits'])):g} bits; {rows}, "
         f"phase {settings['phase']}, batch {settings['batch']}, granularity "
-        f"{settings['granularity']}; {described(policy)}"
+        f"{settings['granularity']}; {describe_policy(policy)}"
     )
 
 
 def _machine(run: Run) -> str:
-    """The device that a run was measured on, or the profile that it was simulated with."""
+    """Return the name of the device that a run was measured on, or of its simulated machine."""
     device, hardware = run.settings.get("device"), run.settings.get("hardware")
     return str((device or hardware or {"name": "an unnamed machine"})["name"])
 

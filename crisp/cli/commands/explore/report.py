@@ -47,22 +47,22 @@ def report(
     from crisp.report.table import join_tables
     from crisp.report.timelines import read_timeline
 
-    given = timeline or []
-    if given and html is None:
+    timeline_files = timeline or []
+    if timeline_files and html is None:
         raise CrispError("--timeline: is drawn; say where with --html FILE")
-    inputs = [("RUNS", file) for file in runs] + [("--timeline", file) for file in given]
+    inputs = [("RUNS", file) for file in runs] + [("--timeline", file) for file in timeline_files]
     for what, file in inputs:
         check_no_folder(what, file)
     check_outputs({"--html": html}, inputs)
     with progress_of("report"):
-        known, tables = _read(runs)
+        all_runs, tables = _read(runs)
         table = join_tables(tables)
-        found = conditions(table)
+        shared = conditions(table)
         if html is None:
-            text = "\n".join(map(printable, _lines(table, found)))
+            text = "\n".join(map(printable, _lines(table, shared)))
         else:
-            timelines = [read_timeline(file, known) for file in given]
-            text = render_page(table, found, timelines, _names(runs))
+            timelines = [read_timeline(file, all_runs) for file in timeline_files]
+            text = render_page(table, shared, timelines, _names(runs))
     if html is None:
         print(text)
     elif html == STDOUT:
@@ -70,28 +70,28 @@ def report(
     else:
         with atomic(html) as temporary:
             temporary.write_text(text, encoding="utf-8")
-        print(f"{html}: {format_lead(table, found)}")
+        print(f"{html}: {format_lead(table, shared)}")
 
 
 def _read(files: Sequence[Path]) -> tuple[list[Run], list[RunTable]]:
-    """(the runs of run files, a table of each file)."""
+    """Return (the runs of run files, a table of each file)."""
     from crisp.errors import CrispError
     from crisp.report.table import from_parquet, from_runs
-    from crisp.run.result import load
+    from crisp.run.result import load_runs
 
-    known, tables = [], []
+    all_runs, tables = [], []
     for file in files:
         if file.suffix == ".parquet":
             tables.append(from_parquet(file))
         else:
             try:
-                runs = load(file)
+                runs = load_runs(file)
             except CrispError:
                 _check_no_losses(file)
                 raise
-            known += runs
+            all_runs += runs
             tables.append(from_runs(runs))
-    return known, tables
+    return all_runs, tables
 
 
 def _check_no_losses(file: Path) -> None:
@@ -113,23 +113,23 @@ def _names(files: Sequence[Path]) -> list[str]:
     return list(dict.fromkeys(file.name for file in files))
 
 
-def _lines(table: RunTable, found: SharedConditions) -> list[str]:
-    """Conditions, table, and what is not in it."""
-    from crisp.cli.output.columns import aligned, numbers
+def _lines(table: RunTable, shared: SharedConditions) -> list[str]:
+    """Return the conditions, the table, and what is not in it, as text."""
+    from crisp.cli.output.columns import align_columns, format_numbers
     from crisp.report.data import scale_value, shown_metrics
     from crisp.report.metrics import MAIN
     from crisp.report.page import format_lead, format_notes, format_title
 
-    lines = [format_title(table, found), format_lead(table, found), *format_notes(table), ""]
-    width = max((len(label) for label, _ in found.common), default=0)
-    lines += [f"{label:<{width}}  {value}" for label, value in found.common]
+    lines = [format_title(table, shared), format_lead(table, shared), *format_notes(table), ""]
+    width = max((len(label) for label, _ in shared.common), default=0)
+    lines += [f"{label:<{width}}  {value}" for label, value in shared.common]
     metrics, absent = shown_metrics(table)
-    columns = [found.policies, [asked or "" for asked in table.setting("budget.asked")]]
+    columns = [shared.policies, [asked or "" for asked in table.setting("budget.asked")]]
     heads = ["policy", "budget"]
     if len(set(table.measured())) > 1:
         heads.append("")
         columns.append(["measured" if one else "simulated" for one in table.measured()])
-    for one in found.differing:
+    for one in shared.differing:
         heads.append(one.label)
         columns.append([_short(value) for value in one.values])
     text = len(columns)
@@ -137,14 +137,14 @@ def _lines(table: RunTable, found: SharedConditions) -> list[str]:
         if shown.group == MAIN:
             heads.append(f"{shown.head} {shown.unit}".strip())
             values = [scale_value(value, shown) for value in table.metric(shown.metric)]
-            columns.append(numbers(values, shown.decimals))
-    rows = aligned(heads, columns, text)
+            columns.append(format_numbers(values, shown.decimals))
+    rows = align_columns(heads, columns, text)
     lines += ["", *rows[: _MOST_ROWS + 1]]
     if len(rows) > _MOST_ROWS + 1:
         lines.append(f"… {_MOST_ROWS} of {table.rows:,} runs; --html FILE has all")
     lines.append("")
-    if found.implied:
-        lines.append(f"differ with these and the policy: {', '.join(found.implied)}")
+    if shared.implied:
+        lines.append(f"differ with these and the policy: {', '.join(shared.implied)}")
     return [*lines, *(f"no run has {one['head']}: {one['why']}" for one in absent)]
 
 

@@ -45,15 +45,15 @@ def reproduce(
         _check(out, files, trace)
     with progress_of("runs") as update:
         evidence = gather(trace, update)
-    found = findings(evidence)
-    print("\n".join(_lines(evidence, found, details)))
+    results = findings(evidence)
+    print("\n".join(_lines(evidence, results, details)))
     if out is None:
         print(
             f"\nevery claim in full: --details; the page and {len(PICTURES)} pictures: --out FOLDER"
         )
     else:
         with progress_of("pictures") as update:
-            write_page(out, evidence, found, update)
+            write_page(out, evidence, results, update)
         print(f"\nwrote {out / PAGE} and {len(PICTURES)} pictures in {out / IMAGES}")
 
 
@@ -97,8 +97,8 @@ def _lines(evidence: Evidence, found: Sequence[Finding], details: bool) -> list[
 
 
 def _table(found: Sequence[Finding]) -> list[str]:
-    """A line for each claim."""
-    from crisp.cli.output.columns import aligned
+    """Return a line for each claim."""
+    from crisp.cli.output.columns import align_columns
     from crisp.reproduce.words import format_column, format_printed, used_columns
 
     columns: list[list[str]] = [[], [], [], []]
@@ -110,14 +110,14 @@ def _table(found: Sequence[Finding]) -> list[str]:
             "/".join(format_printed(finding, part) for part in finding.parts),
             "/".join(ours) if "ours" in used_columns(finding) else "",
         )
-        for own, cell in zip(columns, cells, strict=True):
-            own.append(cell)
-    return aligned(["claim", "verdict", "paper", "ours"], columns, text=4)
+        for column, cell in zip(columns, cells, strict=True):
+            column.append(cell)
+    return align_columns(["claim", "verdict", "paper", "ours"], columns, text=4)
 
 
 def _claim(finding: Finding) -> list[str]:
-    """A claim: what it says, its figures, the verdict, and where they come from."""
-    from crisp.cli.output.columns import aligned
+    """Describe a claim: what it says, its figures, the verdict, and where they come from."""
+    from crisp.cli.output.columns import align_columns
     from crisp.reproduce.words import format_column, format_printed, format_verdict, used_columns
 
     claim = finding.claim
@@ -129,7 +129,7 @@ def _claim(finding: Finding) -> list[str]:
         [format_printed(finding, part) for part in claim.values],
         *([format_column(found, head) for found in finding.parts.values()] for head in heads),
     ]
-    table = aligned(["", "paper", *heads], columns, text=1)
+    table = align_columns(["", "paper", *heads], columns, text=1)
     lines += [f"{'':<{_INDENT}}{line}" for line in table]
     lines += _wrapped(f"{'':<{_INDENT}}-> {format_verdict(finding)}")
     for text in (finding.how, *finding.figures, *finding.shown):

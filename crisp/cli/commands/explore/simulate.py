@@ -52,13 +52,14 @@ def simulate(
     timeline: flags.Timeline = None,
     perfetto: flags.Perfetto = None,
     plot: flags.Plot = None,
+    plugin: flags.Plugin = None,
 ) -> None:
     """Run a trace under policies on a simulated machine."""
     from crisp.cli.options.files import check_no_folder
     from crisp.cli.options.lists import split_list
     from crisp.cli.output.progress import progress
     from crisp.cli.output.run_files import Outputs
-    from crisp.cli.output.run_tables import report
+    from crisp.cli.output.run_tables import format_report
     from crisp.cli.output.setup_lines import describe_run
     from crisp.errors import unknown_name
     from crisp.policy import Budget
@@ -110,4 +111,4 @@ def simulate(
         with progress("runs", len(planned)) as advance:
             runs = run_all(planned, lambda: advance(1))
     outputs.write_runs(runs)
-    print(report(setup, runs), file=sys.stderr if outputs.to_stdout else sys.stdout)
+    print(format_report(setup, runs), file=sys.stderr if outputs.to_stdout else sys.stdout)

@@ -84,6 +84,7 @@ def sweep(
         typer.Option("--replace", help="Drop the rows of --out that are not asked for here."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Run however many cells there are.")] = False,
+    plugin: flags.Plugin = None,
 ) -> None:
     """Run simulations of every combination of settings, or of some at random.
 
@@ -92,7 +93,12 @@ def sweep(
     from crisp.cli.options.files import check_outputs
     from crisp.cli.options.lists import split_list
     from crisp.cli.output.progress import TerminalReporter
-    from crisp.cli.output.sweep_tables import check_baseline, check_batch, comparison, summary
+    from crisp.cli.output.sweep_tables import (
+        check_baseline,
+        check_batch,
+        format_comparison,
+        format_summary,
+    )
     from crisp.cli.output.words import printable
     from crisp.errors import CrispError, unknown_name
     from crisp.sim.experiment import AUTO, ENGINES
@@ -130,7 +136,7 @@ def sweep(
     files = check_sweep(plan)
     check_outputs(options.outputs, [("SPEC", spec), *files], stdout=False)
     run_sweep(plan, options, TerminalReporter())
-    print("\n".join(map(printable, summary(options.out))))
+    print("\n".join(map(printable, format_summary(options.out))))
     if against is not None:
-        lines = comparison(options.out, options.beside, against)
+        lines = format_comparison(options.out, options.beside, against)
         print("\n".join(["", *map(printable, lines)]))

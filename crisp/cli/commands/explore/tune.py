@@ -41,6 +41,7 @@ def tune(
     top_k: flags.TopK = None,
     layers: flags.Layers = None,
     limit: flags.Limit = None,
+    plugin: flags.Plugin = None,
 ) -> None:
     """Find the widths, and the cache for them, that are worth it.
 
@@ -50,7 +51,7 @@ def tune(
     from crisp.cli.options.files import check_no_folder
     from crisp.cli.output.progress import progress
     from crisp.cli.output.setup_lines import describe_setup
-    from crisp.cli.output.tuning_tables import command_line, describe_losses, report
+    from crisp.cli.output.tuning_tables import describe_losses, format_command, format_report
     from crisp.cli.output.words import printable
     from crisp.errors import CrispError, unknown_name
     from crisp.run.case import Conditions
@@ -100,6 +101,6 @@ def tune(
     with progress("policies", len(candidates.tried)) as advance:
         tuning = run_candidates(candidates, lambda: advance(1))
     title = [*describe_setup(setup), *describe_losses(setup, losses, str(loss))]
-    lines = [*title, "", *report(tuning, max_loss, float(most), minimise), ""]
+    lines = [*title, "", *format_report(tuning, max_loss, float(most), minimise), ""]
     print("\n".join(map(printable, lines)))
-    print(command_line(tuning.best(float(most)), trace, budget, given))
+    print(format_command(tuning.best(float(most)), trace, budget, given))

@@ -48,6 +48,7 @@ def evaluate(
     cache: flags.Cache = None,
     scope: Annotated[str, typer.Option(help="Of the cache: layer or global.")] = "layer",
     unit: flags.Unit = None,
+    plugin: flags.Plugin = None,
     block: Annotated[
         int | None,
         typer.Option(help="Neurons of a block.  [default: the metadata's, else an eighth of d_ff]"),
@@ -123,16 +124,16 @@ def evaluate(
     check_outputs({"--json": json}, inputs)
     if dtype is not None and dtype not in BITS:
         raise CrispError(f"--dtype {dtype}: expected {' or '.join(BITS)}")
-    asked = None if budget is None else Budget.parse(budget)
+    cache_budget = None if budget is None else Budget.parse(budget)
     widths = [None] if width is None else split_list(width, "--width")
     chosen = [
-        _policy(name, spelled, cache, scope, unit, asked)
+        _policy(name, spelled, cache, scope, unit, cache_budget)
         for name in split_list(policy, "--policy")
         for spelled in widths
     ]
     prepared = load_model_metadata(model, metadata, profile, progress_of)
     if prepared is None and profile is None:
-        _check_uncounted(chosen, asked)
+        _check_uncounted(chosen, cache_budget)
     questions = None if tasks is None else EvaluationTasks.load(named_tasks)
 
     loaded = to_float32(load_model(model))
@@ -141,10 +142,10 @@ def evaluate(
         check_groups(spec, dtype)
         spec = spec.with_(bits=STORED_BITS[dtype])
     for _, one in chosen:
-        if asked is not None:
-            asked.capacity(spec, one.cache)
+        if cache_budget is not None:
+            cache_budget.capacity(spec, one.cache)
     counts = load_model_counts(spec, prepared, profile)
-    length, step = _steps(loaded, window, stride, asked)
+    length, step = _steps(loaded, window, stride, cache_budget)
     windows = read_windows(loaded.tokenizer, texts, length, step, tokens)
     check_vocabulary(windows, loaded.model.config, model)
 
@@ -160,7 +161,7 @@ def evaluate(
                 counts.profile,
                 spec=spec if rows else whole,
                 renormalize=renormalize,
-                budget=asked,
+                budget=cache_budget,
                 reference=rows[0].quality.scores if rows else None,
                 origin=counts.record,
                 tasks=questions,
@@ -189,7 +190,7 @@ def _policy(
     unit: str | None,
     budget: Budget | None,
 ) -> tuple[str, Policy]:
-    """(its width as it was spelled, the policy)."""
+    """Return (its width as it was spelled, the policy)."""
     from crisp.policy import NAMED, named, policy_name
 
     policy = named(name, width=width, cache=cache, scope=scope, unit=unit)
@@ -202,7 +203,7 @@ def _policy(
 
 
 def _full(scope: str, unit: str | None) -> Policy:
-    """The model as it is, fed like the others that are compared with it."""
+    """Return the policy of the unchanged model, fed like those that are compared with it."""
     from crisp.policy import named
 
     return dataclasses.replace(named("fo", scope=scope, unit=unit), name="full")
@@ -226,7 +227,7 @@ def _check_uncounted(chosen: list[tuple[str, Policy]], budget: Budget | None) ->
 def _steps(
     loaded: LoadedModel, window: int | None, stride: int | None, budget: Budget | None
 ) -> tuple[int, int]:
-    """Window and stride, in tokens."""
+    """Return window and stride, in tokens."""
     window = window_length(loaded.model.config, window)
     if budget is None:
         return window, max(1, window // 2) if stride is None else stride

@@ -38,23 +38,23 @@ def pack(
     from crisp.cli.output.progress import progress_share
     from crisp.errors import CrispError
     from crisp.hw.store.packing import pack as pack_checkpoint
-    from crisp.hw.store.packing import pack_synthetic, stored_as
+    from crisp.hw.store.packing import pack_synthetic, synthetic_geometry
 
     if (model is None) == (synthetic is None):
         found = "neither" if model is None else "both"
         raise CrispError(f"MODEL, --synthetic: {found} given; one of them was expected")
-    for option, given in (("--layers", layers), ("--seed", seed)):
-        if model is not None and given is not None:
-            raise CrispError(f"{option} {given}: goes with --synthetic, not with a model")
+    for option, value in (("--layers", layers), ("--seed", seed)):
+        if model is not None and value is not None:
+            raise CrispError(f"{option} {value}: goes with --synthetic, not with a model")
     if dry_run and model is not None:
         raise CrispError("--dry-run: goes with --synthetic, not with a model")
     if synthetic is not None:
         spec, activation = _geometry(synthetic)
         spec = spec.first_layers(spec.n_layers if layers is None else layers).with_(block=block)
     if dry_run:
-        kind, stored = stored_as(spec, dtype, seed or 0)
+        kind, stored = synthetic_geometry(spec, dtype, seed or 0)
         typer.echo(f"{out}: dry run, nothing was written")
-        typer.echo(_told(stored, kind, "random weights"))
+        typer.echo(_describe_store(stored, kind, "random weights"))
         return
     with progress_share("packing") as update:
 
@@ -69,11 +69,11 @@ def pack(
                 seed=seed or 0, progress=progress,
             )  # fmt: skip
     weights = "random weights" if store.origin == "synthetic" else "weights"
-    typer.echo(f"{out}: {_told(store.spec, store.dtype, weights)}")
+    typer.echo(f"{out}: {_describe_store(store.spec, store.dtype, weights)}")
 
 
-def _told(spec: ModelSpec, dtype: str, weights: str) -> str:
-    """What a store holds, in three lines."""
+def _describe_store(spec: ModelSpec, dtype: str, weights: str) -> str:
+    """Describe what a store holds, in three lines."""
     from crisp.units import format_bytes, format_count
 
     layers = format_count(len(spec.moe_layers), "MoE layer")
@@ -88,13 +88,13 @@ def _told(spec: ModelSpec, dtype: str, weights: str) -> str:
 
 
 def _geometry(name: str) -> tuple[ModelSpec, str]:
-    """A built-in model or that of a config.json, and its experts' activation."""
-    from crisp.hw.store.packing import activation_of
+    """Return a built-in model or that of a config.json, and its experts' activation."""
+    from crisp.hw.store.packing import read_activation
     from crisp.model.builtin import CONFIGS
     from crisp.model.spec import ModelSpec
 
     spec, path = ModelSpec.named(name), Path(name)
     if name in CONFIGS:
-        return spec, activation_of(CONFIGS[name], name)
+        return spec, read_activation(CONFIGS[name], name)
     path = path / "config.json" if path.is_dir() else path
-    return spec, activation_of(json.loads(path.read_bytes()), str(path))
+    return spec, read_activation(json.loads(path.read_bytes()), str(path))

@@ -57,11 +57,11 @@ def prepare(
     import crisp.prepare.pipeline as pipeline
 
     texts, method = [*text, *(more or [])], read_method(roles)
-    asked = PreparationRequest(
+    request = PreparationRequest(
         texts, method, NeuronOrder.read(order), window, tokens, block, layerwise, width_losses
     )
     with _stages() as report:
-        metadata = pipeline.prepare(model, out, asked, report)
+        metadata = pipeline.prepare(model, out, request, report)
     typer.echo("\n".join([f"{out}: {metadata.spec.name}, prepared", *summary(metadata)]))
 
 
@@ -95,7 +95,7 @@ def refresh(
     target = str(model / FILE) if out is None else out
     check_outputs({"--out": target}, inputs, stdout=False)
     before = pipeline.prepared_metadata(model)
-    asked = PreparationRequest(
+    request = PreparationRequest(
         texts,
         read_method(before.provenance["roles"]["method"] if roles is None else roles),
         NeuronOrder.read(before.order),
@@ -105,26 +105,26 @@ def refresh(
         width_losses=width_losses,
     )
     with _stages() as report:
-        metadata = pipeline.refresh(model, asked, report)
+        metadata = pipeline.refresh(model, request, report)
     metadata.save(target)
     typer.echo("\n".join([f"{target}: of {metadata.spec.name}, refreshed", *summary(metadata)]))
 
 
 def summary(metadata: Metadata) -> list[str]:
-    """What was found out, a line each."""
-    found = metadata.provenance
-    unreached = found["unreached"]
+    """Describe what was found out about a model, a line each."""
+    facts = metadata.provenance
+    unreached = facts["unreached"]
     lines = {
-        "text": f"{format_count(found['tokens'], 'token')} of "
-        f"{format_count(len(found['texts']), 'text')}, "
-        f"{found['window']:,} at a time",
+        "text": f"{format_count(facts['tokens'], 'token')} of "
+        f"{format_count(len(facts['texts']), 'text')}, "
+        f"{facts['window']:,} at a time",
         "neurons": f"by {metadata.order}; blocks of {metadata.spec.block}, "
         f"{format_count(metadata.spec.n_blocks, 'block')} an expert",
-        "pairs": f"{format_count(found['roles']['pairs'], 'combination')} seen; "
+        "pairs": f"{format_count(facts['roles']['pairs'], 'combination')} seen; "
         f"{metadata.roles_description}",
     }
-    if "width_losses" in found:
-        losses = found["width_losses"]
+    if "width_losses" in facts:
+        losses = facts["width_losses"]
         lines["widths"] = (
             f"losses at {format_count(len(losses['widths']), 'width')}, on "
             f"{format_count(losses['tokens'], 'token')}"
@@ -132,20 +132,20 @@ def summary(metadata: Metadata) -> list[str]:
     if unreached:
         named = ", ".join(f"{layer}.{expert}" for layer, expert in unreached[:6])
         more = ", ..." if len(unreached) > 6 else ""
-        ordered = "" if found.get("refreshed") else ", ordered by magnitude"
+        ordered = "" if facts.get("refreshed") else ", ordered by magnitude"
         lines["unreached"] = (
             f"{format_count(len(unreached), 'expert')} saw no token{ordered} "
             f"(layer.expert): {named}{more}"
         )
-    if "seconds" in found:
-        parts = [f"{stage} {seconds:,.1f} s" for stage, seconds in found["seconds"].items()]
+    if "seconds" in facts:
+        parts = [f"{stage} {seconds:,.1f} s" for stage, seconds in facts["seconds"].items()]
         lines["times"] = ", ".join(parts)
     return [f"{key:<10}{text}" for key, text in lines.items()]
 
 
 @contextmanager
 def _stages() -> Iterator[Report]:
-    """A bar for the stage that runs."""
+    """Show a bar for the stage that runs; what is yielded is called with (stage, done, total)."""
     with ExitStack() as stack:
         current: list[str] = []
         update = None

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from crisp.cli.options import flags
 from crisp.cli.options.files import STDOUT, check_outputs
-from crisp.cli.output.columns import aligned
+from crisp.cli.output.columns import align_columns
 from crisp.cli.output.progress import progress_share
 from crisp.errors import CrispError
 from crisp.files import atomic
@@ -95,6 +96,11 @@ def import_(
     ] = False,
     dataset: Annotated[str | None, typer.Option(help="Noted in the trace.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Noted in the trace.")] = None,
+    reader: Annotated[
+        str | None,
+        typer.Option("--from", metavar="NAME", help="parquet, csv, jsonl, or a plugin's importer."),
+    ] = None,
+    plugin: flags.Plugin = None,
 ) -> None:
     """Make a trace of a long table of another tool."""
     if (model is None) == (experts is None and layers is None):
@@ -102,7 +108,7 @@ def import_(
     check_outputs({"--out": out}, [("TABLE", table), ("--model", model)], stdout=False)
     spec = None if model is None else ModelSpec.named(model)
     with progress_share(table.name) as progress:
-        done = import_table(
+        imported = import_table(
             table,
             Path(out),
             spec=spec,
@@ -112,14 +118,16 @@ def import_(
             drop_incomplete=drop_incomplete,
             dataset=dataset,
             tokenizer=tokenizer,
+            reader=reader,
             progress=progress,
         )
-    for note in done.notes:
+    for note in imported.notes:
         typer.echo(f"note: {note}")
     typer.echo(
-        f"{out}: {format_count(done.rows, 'row')} of {format_count(done.table_rows, 'table row')}, "
-        f"{format_count(done.sequences, 'sequence')}, "
-        f"{format_count(done.layers, 'layer')}, top-{done.k}"
+        f"{out}: {format_count(imported.rows, 'row')} of "
+        f"{format_count(imported.table_rows, 'table row')}, "
+        f"{format_count(imported.sequences, 'sequence')}, "
+        f"{format_count(imported.layers, 'layer')}, top-{imported.k}"
     )
 
 
@@ -161,10 +169,12 @@ def _shape(trace: RoutingTrace) -> str:
 
 
 def _print(name: str, facts: Description) -> None:
-    """The facts, for people."""
+    """Print the facts about a trace, for people."""
     header = facts.header
     n = header["n_experts"]
-    known = {key: header[key] for key in ("model", "dataset", "tokenizer", "note") if header[key]}
+    named_facts = {
+        key: header[key] for key in ("model", "dataset", "tokenizer", "note") if header[key]
+    }
     origin = header["origin"] + (f", seed {header['seed']}" if header["seed"] is not None else "")
     has = [what for what in ("weights", "guess", "token") if getattr(facts, what)]
     least, quarter, half, three, most = facts.lengths
@@ -180,7 +190,7 @@ def _print(name: str, facts: Description) -> None:
         "sequences": f"{facts.sequences:,}; rows of each {each}; "
         f"first position {low if low == high else f'{low} to {high}'}",
         "origin": f"{origin}; {header['tool']}, {header['time']}",
-        **known,
+        **named_facts,
         "digest": facts.digest,
         "also has": ", ".join(has) or "nothing (no weights, guess or token ids)",
     }
@@ -204,7 +214,7 @@ def _print(name: str, facts: Description) -> None:
     for key in keys:
         values = [*(getattr(layer, key) for layer in facts.layers), facts.mean(key)]
         columns.append([_cell(key, value) for value in values])
-    typer.echo("\n".join(f"  {line}" for line in aligned(names, columns, text=0)) + "\n")
+    typer.echo("\n".join(f"  {line}" for line in align_columns(names, columns, text=0)) + "\n")
 
     top, bottom = (percent_of(share, facts.combinations) for share in (TOP, BOTTOM))
     _fold(

@@ -40,7 +40,7 @@ def calibrate(
     from crisp.cli.output.progress import ReadingProgress, progress_share
     from crisp.errors import CrispError
     from crisp.files import atomic
-    from crisp.hw.calibration.calibrate import calibrated, check_seconds, least_seconds, pool_slots
+    from crisp.hw.calibration.calibrate import calibrate_device, check_seconds, least_seconds, pool_slots
     from crisp.hw.model.resident import open_resident, same_geometry
     from crisp.hw.store.reader import Store
     from crisp.units import format_bytes
@@ -71,19 +71,19 @@ def calibrate(
         loaded = None
         if model is not None:
             loaded = open_resident(model, opened, device=options.torch_device)
-        done = calibrated(opened, options, seconds, update, loaded)
+        calibration = calibrate_device(opened, options, seconds, update, loaded)
     with atomic(out) as temporary:
-        temporary.write_text(done.toml(), encoding="utf-8")
-    slow = done.tables.slow_load, done.tables.slow_compute
-    size, ns = done.tables.load.at[-1], done.tables.load.ns[-1]
+        temporary.write_text(calibration.toml(), encoding="utf-8")
+    slow = calibration.tables.slow_load, calibration.tables.slow_compute
+    size, ns = calibration.tables.load.at[-1], calibration.tables.load.ns[-1]
+    compute_ms = float(calibration.tables.compute.ns[-1][0]) / 1e6
     print(
         f"{out}: an expert of {opened.spec.name} loads in {float(ns) / 1e6:.3g} ms "
-        f"({float(size / ns):.3g} GB/s) and computes in "
-        f"{float(done.tables.compute.ns[-1][0]) / 1e6:.3g} ms; beside the other stream they take "
-        f"{float(slow[0]):.3g} and {float(slow[1]):.3g} times as long"
+        f"({float(size / ns):.3g} GB/s) and computes in {compute_ms:.3g} ms; beside the other "
+        f"stream they take {float(slow[0]):.3g} and {float(slow[1]):.3g} times as long"
     )
-    spreads = dict(done.tables.spreads)
-    told = ", ".join(f"{name} {100 * spread:.0f} %" for name, spread in spreads.items())
-    print(f"half of the means lie within: {told} of their median")
+    spreads = dict(calibration.tables.spreads)
+    spread_texts = ", ".join(f"{name} {100 * spread:.0f} %" for name, spread in spreads.items())
+    print(f"half of the means lie within: {spread_texts} of their median")
     if max(spreads.values()) > _DISTURBED:
         print("note: something else was at work; leave the machine alone and measure again")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crisp.cli.options import flags
-from crisp.cli.output.findings import Finding, lines
+from crisp.cli.output.diagnoses import Diagnosis, format_diagnoses
 
 if TYPE_CHECKING:
     from crisp.hardware.energy import Probe
@@ -72,11 +72,11 @@ def doctor(
         raise CrispError(f"--dir {folder}: is no folder")
     first = None if store is None else Store.open(store).files[0]
     with progress_share("reading") as update:
-        found = list(findings(folder if first is None else first.parent, first, update))
+        diagnoses = list(findings(folder if first is None else first.parent, first, update))
     people = sys.stderr if json == STDOUT else sys.stdout
-    print("\n".join(lines(found)), file=people)
+    print("\n".join(format_diagnoses(diagnoses)), file=people)
     if json is not None:
-        text = dumps([finding.to_dict() for finding in found], indent=1) + "\n"
+        text = dumps([finding.to_dict() for finding in diagnoses], indent=1) + "\n"
         if json == STDOUT:
             sys.stdout.write(text)
         else:
@@ -86,12 +86,12 @@ def doctor(
 
 def findings(
     folder: Path, file: Path | None, progress: Callable[[float], None]
-) -> Iterator[Finding]:
-    """Everything, one after the other; file: that is read, None: a temporary one in ``folder``."""
+) -> Iterator[Diagnosis]:
+    """Yield all diagnoses; file: is read, None: a temporary one in ``folder`` is."""
     from crisp.cli.output.gpus import gpus
     from crisp.hw.telemetry import meters
 
-    yield Finding("python", True, f"{platform.python_version()}, {platform.system()}")
+    yield Diagnosis("python", True, f"{platform.python_version()}, {platform.system()}")
     yield _processor()
     yield _memory()
     seen = gpus() if find_spec("torch") is not None else []
@@ -105,19 +105,19 @@ def findings(
     yield from _extras()
 
 
-def _processor() -> Finding:
-    from crisp.hw.calibration.tables import processor
+def _processor() -> Diagnosis:
+    from crisp.hw.calibration.tables import processor_name
 
     usable = len(os.sched_getaffinity(0))
-    return Finding(
+    return Diagnosis(
         "cpu",
         True,
-        f"{processor()}, {usable} of {os.cpu_count()} cores may be used",
+        f"{processor_name()}, {usable} of {os.cpu_count()} cores may be used",
         values={"cores": usable},
     )
 
 
-def _memory() -> Finding:
+def _memory() -> Diagnosis:
     from crisp.hw.memory import available_bytes, group_limit
     from crisp.units import format_bytes
 
@@ -125,17 +125,17 @@ def _memory() -> Finding:
     values = {"available_bytes": free, "limit_bytes": limit}
     if free is None:
         why = "nobody says how much can be had (no /proc/meminfo)"
-        return Finding("memory", False, why, "leave room for everything else by hand", values)
-    own = "no limit of its memory group"
+        return Diagnosis("memory", False, why, "leave room for everything else by hand", values)
+    group = "no limit of its memory group"
     if limit is not None:
-        own = f"its memory group may have {format_bytes(limit)}"
-    return Finding("memory", True, f"{format_bytes(free)} can be had; {own}", values=values)
+        group = f"its memory group may have {format_bytes(limit)}"
+    return Diagnosis("memory", True, f"{format_bytes(free)} can be had; {group}", values=values)
 
 
-def _devices(gpu: bool, probes: Mapping[str, Probe]) -> Iterator[Finding]:
-    """What each device needs, and whose joules its runs would have; gpu: whether there is one."""
+def _devices(gpu: bool, probes: Mapping[str, Probe]) -> Iterator[Diagnosis]:
+    """Yield what each device needs, and which meter its joules come from; gpu: there is one."""
     from crisp.hw.devices.options import DEVICES
-    from crisp.hw.telemetry import chosen
+    from crisp.hw.telemetry import meter_for
 
     for name in DEVICES:
         missing = [
@@ -144,18 +144,18 @@ def _devices(gpu: bool, probes: Mapping[str, Probe]) -> Iterator[Finding]:
             if find_spec(module) is None
         ]
         needs = [*missing, *(["a GPU"] if name != "cpu" and not gpu else [])]
-        meter = chosen(name)
+        meter = meter_for(name)
         probe = probes.get(meter.name) or meter.probe()
         dark = "" if probe.reason is None else ", which cannot be read"
-        found = f"{_DOES[name]}; joules by {meter.name}{dark}"
+        description = f"{_DOES[name]}; joules by {meter.name}{dark}"
         remedy = None
         if needs:
-            found = f"needs {' and '.join(needs)}"
+            description = f"needs {' and '.join(needs)}"
             remedy = _BUILDS[name] if missing else "torch must see it: see gpu"
-        yield Finding(f"device {name}", not needs, found, remedy, {"meter": meter.name})
+        yield Diagnosis(f"device {name}", not needs, description, remedy, {"meter": meter.name})
 
 
-def _direct(folder: Path) -> Finding:
+def _direct(folder: Path) -> Diagnosis:
     from crisp.hw.store.disk import why_not_direct
 
     values: dict[str, Any] = {"folder": str(folder.resolve())}
@@ -164,33 +164,33 @@ def _direct(folder: Path) -> Finding:
     except OSError as error:
         return _no_file("O_DIRECT", folder, error, values)
     if why is None:
-        return Finding("O_DIRECT", True, f"works in {folder.resolve()}", values=values)
+        return Diagnosis("O_DIRECT", True, f"works in {folder.resolve()}", values=values)
     remedy = "--dir on a disk with ext4 or xfs, say; elsewhere reads pass through the page cache"
-    return Finding("O_DIRECT", False, f"{folder.resolve()}: {why}", remedy, values)
+    return Diagnosis("O_DIRECT", False, f"{folder.resolve()}: {why}", remedy, values)
 
 
-def _early(folder: Path) -> Finding:
-    """Whether reads begin before the reading thread is at them."""
-    from crisp.hw.store.disk import asynchronous
+def _early(folder: Path) -> Diagnosis:
+    """Find out whether reads begin before the reading thread is at them."""
+    from crisp.hw.store.disk import supports_async_reads
 
     what, place = "asynchronous reads", folder.resolve()
     try:
-        works = asynchronous(folder)
+        works = supports_async_reads(folder)
     except OSError as error:
         return _no_file(what, folder, error, {})
     if works:
-        return Finding(what, True, f"begin in {place} where they are decided on")
+        return Diagnosis(what, True, f"begin in {place} where they are decided on")
     remedy = "O_DIRECT must work, io_setup and io_submit be allowed, fs.aio-max-nr not be used up"
-    return Finding(what, False, f"{place}: not to be had; the reading thread begins them", remedy)
+    return Diagnosis(what, False, f"{place}: not to be had; the reading thread begins them", remedy)
 
 
-def _reading(folder: Path, file: Path | None, progress: Callable[[float], None]) -> Finding:
+def _reading(folder: Path, file: Path | None, progress: Callable[[float], None]) -> Diagnosis:
     from contextlib import nullcontext
 
-    from crisp.hw.store.disk import FILE_BYTES, read_speed, temporary
+    from crisp.hw.store.disk import FILE_BYTES, read_speed, temporary_file
     from crisp.units import format_bytes
 
-    source: AbstractContextManager[Path] = nullcontext(file) if file else temporary(
+    source: AbstractContextManager[Path] = nullcontext(file) if file else temporary_file(
         folder, FILE_BYTES, lambda share: progress(share / 2)
     )  # fmt: skip
     try:
@@ -200,11 +200,11 @@ def _reading(folder: Path, file: Path | None, progress: Callable[[float], None])
         return _no_file("read speed", folder, error, {"bytes_per_second": None})
     how = "by O_DIRECT" if speed.direct else "through the page cache"
     what = file or f"a temporary file of {format_bytes(FILE_BYTES)}"
-    return Finding(
+    return Diagnosis(
         "read speed",
         True,
-        f"{format_bytes(speed.bytes_per_second)}/s {how}, {format_bytes(speed.read_bytes)} at a time, "
-        f"from {what}",
+        f"{format_bytes(speed.bytes_per_second)}/s {how}, {format_bytes(speed.read_bytes)} at a "
+        f"time, from {what}",
         values={
             "bytes_per_second": round(speed.bytes_per_second),
             "read_bytes": speed.read_bytes,
@@ -213,30 +213,33 @@ def _reading(folder: Path, file: Path | None, progress: Callable[[float], None])
     )
 
 
-def _no_file(what: str, folder: Path, error: OSError, values: dict[str, Any]) -> Finding:
+def _no_file(what: str, folder: Path, error: OSError, values: dict[str, Any]) -> Diagnosis:
     remedy = "--dir with a folder that may be written and has 300 MB to spare"
-    return Finding(what, False, f"{folder.resolve()}: {error.strerror or error}", remedy, values)
+    return Diagnosis(what, False, f"{folder.resolve()}: {error.strerror or error}", remedy, values)
 
 
-def _meters(probes: Mapping[str, Probe]) -> Iterator[Finding]:
+def _meters(probes: Mapping[str, Probe]) -> Iterator[Diagnosis]:
     for name, probe in probes.items():
-        found = probe.reason or f"readable: {probe.source}"
-        yield Finding(f"meter {name}", probe.reason is None, found, probe.remedy)
+        description = probe.reason or f"readable: {probe.source}"
+        yield Diagnosis(f"meter {name}", probe.reason is None, description, probe.remedy)
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Iterator[Diagnosis]:
     for extra, modules in EXTRAS.items():
         missing = [package for module, package in modules.items() if find_spec(module) is None]
-        there = [
+        installed = [
             f"{package} {_version(package)}"
             for package in modules.values()
             if package not in missing
         ]
-        found = "; ".join(
-            [*([", ".join(there)] if there else []), *(f"{name} is missing" for name in missing)]
+        description = "; ".join(
+            [
+                *([", ".join(installed)] if installed else []),
+                *(f"{name} is missing" for name in missing),
+            ]
         )
         remedy = _install(extra) if missing else None
-        yield Finding(f"extra {extra}", not missing, found, remedy, {"missing": missing})
+        yield Diagnosis(f"extra {extra}", not missing, description, remedy, {"missing": missing})
 
 
 def _install(extra: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from crisp.hw.telemetry.command import MeteredCommand
+    from crisp.hw.telemetry.metered_command import MeteredCommand
 
 _LONG = 60  # characters of a command that are shown
 
@@ -57,10 +57,10 @@ def energy(
     from crisp.cli.options.files import check_outputs
     from crisp.errors import CrispError
     from crisp.files import atomic
-    from crisp.hw.telemetry.command import find_meter, measure
-    from crisp.run.repeats import Rule
+    from crisp.hw.telemetry.metered_command import find_meter, measure
+    from crisp.run.repeats import StoppingRule
 
-    rule = Rule.parse(within, repeats, "--")
+    rule = StoppingRule.parse(within, repeats, "--")
     if not (isfinite(idle) and idle >= 0):
         raise CrispError(f"--idle {idle:g}: expected seconds, 0 or more")
     if tokens is not None and tokens < 1:
@@ -70,53 +70,57 @@ def energy(
         there = Path(command[0]).exists() and "/" in command[0]
         why = "cannot be run" if there else "there is no such command"
         raise CrispError(f"{command[0] or repr('')}: {why}")
-    done = measure(command, find_meter(meter), idle, rule)
-    print("\n".join(lines(done, tokens)), file=sys.stderr)
+    measured = measure(command, find_meter(meter), idle, rule)
+    print("\n".join(lines(measured, tokens)), file=sys.stderr)
     if json is not None:
         with atomic(json) as temporary:
-            temporary.write_text(dumps(done.to_dict(tokens), indent=1) + "\n", encoding="utf-8")
-    if done.interrupt is not None:
-        raise done.interrupt
-    raise typer.Exit(done.code)
+            temporary.write_text(dumps(measured.to_dict(tokens), indent=1) + "\n", encoding="utf-8")
+    if measured.interrupt is not None:
+        raise measured.interrupt
+    raise typer.Exit(measured.code)
 
 
-def lines(done: MeteredCommand, tokens: int | None) -> list[str]:
-    """What people are told. tokens: of a run."""
+def lines(measured: MeteredCommand, tokens: int | None) -> list[str]:
+    """Describe what was measured, a line each; tokens: of a run."""
     import shlex
     from statistics import fmean
 
-    from crisp.cli.output.columns import DASH, numbers
-    from crisp.cli.output.joules import means, off, short_windows
-    from crisp.hw.telemetry.command import NO_REST
+    from crisp.cli.output.columns import DASH, format_numbers
+    from crisp.cli.output.joules import describe_repeats, format_with_error, short_window_notes
+    from crisp.hw.telemetry.metered_command import NO_REST
 
-    text = " ".join(shlex.join(done.command).split())
-    seconds = numbers([fmean(run.ended.ns for run in done.runs) / 1e9])[0]
-    told = [
+    text = " ".join(shlex.join(measured.command).split())
+    seconds = format_numbers([fmean(run.ended.ns for run in measured.runs) / 1e9])[0]
+    text_lines = [
         f"command  {text if len(text) <= _LONG else text[: _LONG - 3] + '...'}",
-        f"time     {seconds} s" + (f", exit code {done.code}" if done.code else ""),
+        f"time     {seconds} s" + (f", exit code {measured.code}" if measured.code else ""),
     ]
-    gross, net = done.gross, done.net
+    gross, net = measured.gross, measured.net
     if gross is None:
-        return [*told, f"energy   {DASH} J: {done.ended}"]
+        return [*text_lines, f"energy   {DASH} J: {measured.ended}"]
 
     def both(unit: str, divisor: float) -> str:
         values = [
-            off(one.mean / divisor, one.half_width and one.half_width / divisor) if one else DASH
+            format_with_error(one.mean / divisor, one.half_width and one.half_width / divisor)
+            if one
+            else DASH
             for one in (gross, net)
         ]
         return f"{values[0]} {unit}, of it {values[1]} above rest"
 
-    told.append(f"energy   {both('J', 1)}" + ("" if net else f" ({NO_REST})"))
+    text_lines.append(f"energy   {both('J', 1)}" + ("" if net else f" ({NO_REST})"))
     if tokens is not None:
-        told.append(f"tokens   {tokens:,}: {both('J/token', tokens)}")
-    told.append(f"power    {numbers([done.watts])[0]} W on average")
-    first = done.metered[0]
-    blur = "" if first.uncertainty_j is None else f", ± {numbers([first.uncertainty_j])[0]} J"
-    told.append(f"meter    {first.source}, {first.samples} samples{blur}")
-    told.append(f"         {first.method}")
-    if done.rule.most > 1:
-        each = " ".join(numbers([energy.gross_j for energy in done.metered]))
-        told.append(f"runs     {means(len(done.runs), done.ended)}")
-        told.append(f"         {each} J")
-    short = short_windows([run.to_dict() for run in done.runs], done.rule.within)
-    return told + [f"note     {line}" for line in short]
+        text_lines.append(f"tokens   {tokens:,}: {both('J/token', tokens)}")
+    text_lines.append(f"power    {format_numbers([measured.watts])[0]} W on average")
+    first = measured.metered[0]
+    blur = (
+        "" if first.uncertainty_j is None else f", ± {format_numbers([first.uncertainty_j])[0]} J"
+    )
+    text_lines.append(f"meter    {first.source}, {first.samples} samples{blur}")
+    text_lines.append(f"         {first.method}")
+    if measured.rule.most > 1:
+        each = " ".join(format_numbers([energy.gross_j for energy in measured.metered]))
+        text_lines.append(f"runs     {describe_repeats(len(measured.runs), measured.ended)}")
+        text_lines.append(f"         {each} J")
+    short = short_window_notes([run.to_dict() for run in measured.runs], measured.rule.within)
+    return text_lines + [f"note     {line}" for line in short]

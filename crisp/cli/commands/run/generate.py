@@ -66,6 +66,7 @@ def generate(
         typer.Option(metavar="FILE", help="The routing that was run, as a trace to simulate."),
     ] = None,
     dry_run: flags.DryRun = False,
+    plugin: flags.Plugin = None,
 ) -> None:
     """Let a model write, with its routed experts loaded from a store as they are needed."""
     from crisp.cli.options.devices import device_options
@@ -74,15 +75,15 @@ def generate(
     from crisp.cli.output.progress import ReadingProgress, progress_share
     from crisp.cli.output.run_files import Outputs
     from crisp.cli.output.setup_lines import describe_run
-    from crisp.hw.model.generate import Generated, check, fresh_case
+    from crisp.hw.model.generate import GeneratedText, check, empty_case
     from crisp.hw.model.generate import generate as run
     from crisp.hw.model.resident import open_resident, same_geometry
     from crisp.hw.store.reader import Store
-    from crisp.hw.telemetry import chosen as meter_of
+    from crisp.hw.telemetry import meter_for
     from crisp.hw.telemetry.metering import power_model
     from crisp.policy import Budget, named
     from crisp.run.case import Conditions
-    from crisp.run.repeats import Rule, repeat_run
+    from crisp.run.repeats import StoppingRule, repeat_run
     from crisp.run.timeline import Sink
     from crisp.sim.hardware import hardware_profile
 
@@ -99,7 +100,7 @@ def generate(
     files = {f"--{option}": name for option, name in vars(outputs).items()}
     check_outputs({**files, "--record": record}, inputs)
     share = Budget.parse(budget)
-    rule = Rule.parse(energy_within, energy_repeats)
+    rule = StoppingRule.parse(energy_within, energy_repeats)
     options = device_options(
         device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
         loads_from=loads_from, progress=ReadingProgress(),
@@ -116,7 +117,7 @@ def generate(
     prepared = _load_metadata(model, metadata, opened)
     counts = None if prepared is None else prepared[1].profile()
     check(chosen, counts, machine, max_new_tokens)
-    case = fresh_case(opened, chosen, share, counts, None, conditions)
+    case = empty_case(opened, chosen, share, counts, None, conditions)
     title = describe_run(case, f"{options}, experts from {store}")
     power = None if machine is None else machine.power
     if dry_run:
@@ -132,7 +133,7 @@ def generate(
 
     def once(
         sinks: Sequence[Sink] = (), on_text: Callable[[str], None] = lambda text: None
-    ) -> Generated:
+    ) -> GeneratedText:
         return run(
             resident,
             chosen,
@@ -144,7 +145,7 @@ def generate(
             split=None if prepared is None else f"profile: {prepared[0].name}; run: all rows",
             conditions=conditions,
             hardware=machine,
-            meter=meter_of(device),
+            meter=meter_for(device),
             modelled_energy=modelled_energy,
             sinks=sinks,
             on_text=on_text,
@@ -181,15 +182,15 @@ def _printing(people: TextIO) -> Iterator[Callable[[str], None]]:
 
 def summary(run: Run, tokens: int) -> str:
     """Return what came of a generation, in a line or two; tokens: that were written."""
-    from crisp.cli.output.columns import DASH, numbers
-    from crisp.cli.output.joules import per_token, source
+    from crisp.cli.output.columns import DASH, format_numbers
+    from crisp.cli.output.joules import describe_joules, describe_source
     from crisp.units import format_count
 
     metrics, why = run.metrics, run.unavailable
 
     def shown(metric: str, unit: str, factor: float = 1.0) -> str:
         value = metrics[metric]
-        number = DASH if value is None else numbers([value * factor])[0]
+        number = DASH if value is None else format_numbers([value * factor])[0]
         return f"{number} {unit}"
 
     parts = [
@@ -205,8 +206,8 @@ def summary(run: Run, tokens: int) -> str:
     missing = {"tokens_per_second": "tokens/s", "hit_rate": "hits", "energy_j_per_token": "J/token"}
     lines += [f"{head} {DASH}: {why[metric]}" for metric, head in missing.items() if metric in why]
     if metrics["energy_j_per_token"] is not None:
-        first, *more = per_token(run)
-        lines += [f"energy {source(run)}: {first}", *more]
+        first, *more = describe_joules(run)
+        lines += [f"energy {describe_source(run)}: {first}", *more]
     return "\n".join(lines)
 
 

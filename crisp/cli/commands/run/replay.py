@@ -51,6 +51,7 @@ def replay(
     perfetto: flags.Perfetto = None,
     plot: flags.Plot = None,
     dry_run: flags.DryRun = False,
+    plugin: flags.Plugin = None,
 ) -> None:
     """Run a trace's routing on this machine, with experts loaded from a store."""
     from crisp.cli.options.devices import device_options
@@ -59,15 +60,15 @@ def replay(
     from crisp.cli.output.dry_run import dry_run_summary
     from crisp.cli.output.progress import ReadingProgress, progress
     from crisp.cli.output.run_files import Outputs
-    from crisp.cli.output.run_tables import report
+    from crisp.cli.output.run_tables import format_report
     from crisp.cli.output.setup_lines import describe_run, describe_setup
     from crisp.hw.replay import replay as run
     from crisp.hw.store.reader import Store
-    from crisp.hw.telemetry import chosen as meter_of
+    from crisp.hw.telemetry import meter_for
     from crisp.hw.telemetry.metering import power_model
     from crisp.policy import Budget
     from crisp.run.case import Case, Conditions
-    from crisp.run.repeats import Rule, repeat_run
+    from crisp.run.repeats import StoppingRule, repeat_run
     from crisp.run.result import Run
     from crisp.run.setup import load_setup
     from crisp.run.timeline import Sink
@@ -86,7 +87,7 @@ def replay(
     ]
     outputs.check(len(policies) * len(budgets), inputs)
     shares = [Budget.parse(text) for text in budgets]
-    rule = Rule.parse(energy_within, energy_repeats)
+    rule = StoppingRule.parse(energy_within, energy_repeats)
     options = device_options(
         device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
         loads_from=loads_from, progress=ReadingProgress(),
@@ -125,7 +126,7 @@ def replay(
                     opened,
                     options,
                     hardware=setup.hardware,
-                    meter=meter_of(device),
+                    meter=meter_for(device),
                     modelled_energy=modelled_energy,
                     sinks=sinks,
                     progress=advance,
@@ -139,6 +140,6 @@ def replay(
         if interrupt is not None:
             break
     outputs.write_runs(runs)
-    print(report(setup, runs), file=sys.stderr if outputs.to_stdout else sys.stdout)
+    print(format_report(setup, runs), file=sys.stderr if outputs.to_stdout else sys.stdout)
     if interrupt is not None:
         raise interrupt  # what was measured until then has been told

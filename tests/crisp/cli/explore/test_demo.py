@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crisp.cli.commands.explore.demo import MACHINES, POLICIES, speeds, typical_step
+from crisp.cli.commands.explore.demo import MACHINES, POLICIES, format_speeds, typical_step
 from crisp.run.result import Run, load_runs
 from crisp.run.timeline import COMPUTE, LOAD
 
@@ -68,7 +68,7 @@ def test_speeds_stand_beside_bytes() -> None:
         run("lru", "10%", 3.0, 8e9),
         run("lru", "50%", 150.4, 5e5),
     ]
-    assert [line.split() for line in speeds(runs, ["10%", "50%"])] == [
+    assert [line.split() for line in format_speeds(runs, ["10%", "50%"])] == [
         ["tokens/s", "at", "a", "budget", "of", "MB", "loaded", "a", "token"],
         ["policy", "10%", "50%", "10%", "50%"],
         ["fo", "2.2", "2.2", "9000", "9000"],

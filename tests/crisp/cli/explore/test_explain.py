@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from crisp.cli.commands.explore.explain import account, one_run
+from crisp.cli.commands.explore.explain import account_of, explain_run
 from crisp.run.result import Run, load_runs, save_runs
 from tests.crisp.run.runs import whole
 
@@ -54,24 +54,24 @@ def run(kind: str = "discrete", **metrics: float) -> Run:
 def test_the_near_bound_explains_nine_tenths_of_the_time(
     metrics: dict[str, float], near: str
 ) -> None:
-    assert account(run(**metrics)).near == near
+    assert account_of(run(**metrics)).near == near
 
 
 def test_a_slowed_computation_is_no_bound() -> None:
     """Where the memory is shared, computing beside loads takes longer than alone."""
     slowed = {"stall_ms_per_token": 0.0, "compute_ms_per_token": 9.0}
-    assert account(run("unified", **slowed, compute_bound_ms_per_token=9.9)).near == "compute"
-    assert account(run("unified", **slowed, compute_bound_ms_per_token=6.0)).near == "none"
+    assert account_of(run("unified", **slowed, compute_bound_ms_per_token=9.9)).near == "compute"
+    assert account_of(run("unified", **slowed, compute_bound_ms_per_token=6.0)).near == "none"
 
 
 def test_no_overlap_is_promised_where_the_memory_is_shared() -> None:
-    assert "no stream is busy all the time: overlap would help" in one_run(run(), "one")
-    lines = one_run(run("unified"), "one")
+    assert "no stream is busy all the time: overlap would help" in explain_run(run(), "one")
+    lines = explain_run(run("unified"), "one")
     assert lines[-1].startswith("link and compute share one memory and slow each other down")
 
 
 def test_a_run_in_a_few_lines() -> None:
-    lines = one_run(run(), "run 1 of 1")
+    lines = explain_run(run(), "run 1 of 1")
     assert " ".join(line.strip() for line in lines[:2]) == (
         "run 1 of 1: lru at 10% on box; moe, 6 layers in 4.25 bits; 1,000 rows, phase decode, "
         "batch 1, granularity expert; width full, fifo, cache lru per layer by expert"
@@ -136,7 +136,7 @@ def test_what_is_no_run(crisp: Callable, tmp_path: Path, text: str) -> None:
 def test_the_parts_of_a_simulated_run_add_up(crisp: Callable, trace: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     crisp("simulate", trace, "--policy", "mo", "--budget", "30%", "--json", file)
-    parts = account(load_runs(file)[0])
+    parts = account_of(load_runs(file)[0])
     assert parts.waits + parts.experts + parts.layers == pytest.approx(parts.total)
     out = crisp("explain", file).out
     assert out.startswith("run 1 of 1: mo at 30% on rtx4090-pcie4; toy, 3 layers")

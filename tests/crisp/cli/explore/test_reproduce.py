@@ -129,7 +129,9 @@ def test_a_page_names_only_figures_that_exist(evidence: Evidence) -> None:
 def test_the_command(
     crisp: Callable, tmp_path: Path, evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paper_runs, "gather", lambda trace, progress: replace(evidence, trace_name=trace))
+    monkeypatch.setattr(
+        paper_runs, "gather", lambda trace, progress: replace(evidence, trace_name=trace)
+    )
     monkeypatch.setattr(page, "PICTURES", {})
     done = crisp("reproduce")
     assert done.code == 0, done.err

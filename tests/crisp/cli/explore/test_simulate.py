@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from crisp.cli.options.lists import split_list
-from crisp.cli.output.columns import numbers
+from crisp.cli.output.columns import format_numbers
 from crisp.errors import CrispError
 from crisp.hardware.measured import BlockGeometry, MeasuredTables, TimeCurve, TimeGrid
 from crisp.hardware.tables import SECTIONS, to_toml
@@ -415,7 +415,7 @@ def test_broken_lists(text: str) -> None:
 def test_numbers_of_a_column_have_the_same_decimals(
     values: list[float | None], shown: list[str]
 ) -> None:
-    assert numbers(values) == shown
+    assert format_numbers(values) == shown
 
 
 def test_a_profile_of_another_kind_of_store_is_refused(

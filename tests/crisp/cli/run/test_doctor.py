@@ -53,7 +53,7 @@ def test_everything_has_a_line_and_what_is_missing_a_remedy(
         assert finding["ok"] or finding["remedy"], finding
         assert not (finding["ok"] and finding["remedy"]), finding
     for name in DEVICES:
-        assert found[f"device {name}"]["meter"] == telemetry.chosen(name).name
+        assert found[f"device {name}"]["meter"] == telemetry.meter_for(name).name
     assert found["cpu"]["cores"] == 1  # that the fixture allows
     assert found["read speed"]["bytes_per_second"] > 0
     assert list(tmp_path.iterdir()) == []
@@ -227,7 +227,7 @@ def test_what_every_meter_says_and_whose_joules_a_device_has(
     pytest.importorskip("torch")
     meters = {"cpu": Locked(), "cuda": FakeMeter(), "unified": FakeMeter()}
     monkeypatch.setattr(telemetry, "meters", lambda: (meters["cpu"], meters["cuda"]))
-    monkeypatch.setattr(telemetry, "chosen", meters.__getitem__)
+    monkeypatch.setattr(telemetry, "meter_for", meters.__getitem__)
     found = told(crisp, tmp_path)
     assert found["meter fake"]["found"] == "readable: fake"
     assert found["meter locked"]["found"] == "permission denied"

@@ -27,7 +27,7 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeMeter]:
     def make(*joules: float, reason: str | None = None, off: float | None = None) -> FakeMeter:
         fake = FakeMeter(*joules, reason=reason, off=off)
         monkeypatch.setattr(telemetry, "meters", lambda: (fake,))
-        monkeypatch.setattr(telemetry, "chosen", lambda device: fake)
+        monkeypatch.setattr(telemetry, "meter_for", lambda device: fake)
         return fake
 
     monkeypatch.setattr(metering.time, "sleep", lambda seconds: None)
@@ -164,7 +164,7 @@ def test_the_first_meter_that_can_be_read_is_taken(
     locked, fake = FakeMeter(reason="locked"), meter(5, 12)
     locked.name = "other"
     of = {"unified": locked, "cuda": locked, "cpu": fake}
-    monkeypatch.setattr(telemetry, "chosen", of.__getitem__)
+    monkeypatch.setattr(telemetry, "meter_for", of.__getitem__)
     monkeypatch.setattr(telemetry, "meters", lambda: (locked, fake))
     assert "energy   12.0 J" in crisp("energy", "true").err
     assert "energy   – J: locked" in crisp("energy", "--meter", "OTH", "true").err
@@ -207,7 +207,7 @@ sys.path.insert(0, {root!r})
 import crisp.hw.telemetry
 from tests.hw.telemetry.test_metering import FakeMeter
 fake = FakeMeter(*[12] * 9)
-crisp.hw.telemetry.chosen = lambda device: fake
+crisp.hw.telemetry.meter_for = lambda device: fake
 from crisp.cli.main import main
 main(["energy", "--idle", "0", *sys.argv[1:]])
 """

@@ -22,6 +22,7 @@ from crisp.adapter import ExpertLayout, RecordedRouting, RoutingRecorder, record
 from crisp.checkpoint.loading import LoadedModel
 from crisp.errors import CrispError
 from crisp.extras import import_extra
+from crisp.progress import Progress, counter, no_progress
 from crisp.text_windows import even_share, opening_ids, read_text
 from crisp.trace import DECODE, PREFILL, Header, RoutingTrace
 
@@ -56,7 +57,7 @@ def capture(
     loaded: LoadedModel,
     texts: Sequence[Path],
     recipe: Recipe,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> RoutingTrace:
     """Record the routing of a model that reads windows of ``texts`` and writes on after each.
 
@@ -67,13 +68,7 @@ def capture(
     prompts, dataset = _prompts(loaded.tokenizer, texts, recipe)
     stop = stop_tokens(loaded)
     total = len(prompts) * (recipe.prompt_tokens + max(0, recipe.new_tokens - 1))
-    done = 0
-
-    def advance(rows: int) -> None:
-        nonlocal done
-        done += rows
-        progress(done, total)
-
+    advance = counter(progress, total)
     sequences: list[_Sequence] = []
     with import_extra("torch").inference_mode(), record_routing(loaded.model) as recorder:
         for first in range(0, len(prompts), recipe.batch):

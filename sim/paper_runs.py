@@ -14,6 +14,7 @@ from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.policy.widths.base import Tiered
 from crisp.profile import Profile, tiers
+from crisp.progress import Progress
 from crisp.reproduce.arithmetic import PaperCosts
 from crisp.reproduce.evidence import (
     BITS,
@@ -38,7 +39,6 @@ from crisp.trace.describe import Description, describe, pair_shares
 from crisp.trace.fitting import fit_to_trace
 from crisp.units import parse_fraction
 
-Progress = Callable[[int, int], None]
 _DRAWN = "drawn from statistics of a real Mixtral-8x7B"
 _SKEWED = f"{_DRAWN}, pairs as unequal as in the paper's Figure 3"
 

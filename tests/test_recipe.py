@@ -45,20 +45,20 @@ def test_the_last_twentieth_is_held_out_from_the_start_of_a_line(corpus: Any) ->
 
 
 def test_a_paragraph_that_shares_13_words_with_what_is_held_out_is_dropped(corpus: Any) -> None:
-    held = corpus.shingles([f"Before. {THIRTEEN}! After."])
-    kept = f"kept above\n\n{TWELVE} and no more\n\nkept below"
-    assert corpus.without(kept, held) == kept
+    shingles = corpus.shingles([f"Before. {THIRTEEN}! After."])
+    expected = f"kept above\n\n{TWELVE} and no more\n\nkept below"
+    assert corpus.without(expected, shingles) == expected
     # However the words are written and whatever stands between them.
     copied = (
         "now ONE, two\nthree four (five) six seven -- eight nine ten eleven twelve thirteen end"
     )
-    assert corpus.without(f"above\n\n{copied}\n\nbelow", held) == "above\n\nbelow"
+    assert corpus.without(f"above\n\n{copied}\n\nbelow", shingles) == "above\n\nbelow"
 
 
 def test_every_paragraph_that_a_shared_run_of_words_touches_is_dropped(corpus: Any) -> None:
-    held = corpus.shingles([THIRTEEN])
+    shingles = corpus.shingles([THIRTEEN])
     split = THIRTEEN.replace("six seven", "six\n\nseven").replace("nine ten", "nine\n\n\nten")
-    assert corpus.without(f"above\n\n{split}\n\nbelow", held) == "above\n\nbelow"
+    assert corpus.without(f"above\n\n{split}\n\nbelow", shingles) == "above\n\nbelow"
 
 
 def test_a_very_long_paragraph_is_dropped_line_by_line(corpus: Any) -> None:
@@ -70,8 +70,8 @@ def test_a_very_long_paragraph_is_dropped_line_by_line(corpus: Any) -> None:
 def test_what_is_held_out_of_one_text_stands_in_no_other(corpus: Any) -> None:
     body = "".join(f"word{i} other{i}\n\n" for i in range(200))
     other = " ".join(f"elsewhere{i}" for i in range(20))
-    own = "".join(f"third{i} text{i}\n" for i in range(90))
-    whole = {"a": [body, THIRTEEN], "b": [f"{THIRTEEN}\n\n{body}"], "c": [f"{other}\n\n{own}"]}
+    unique = "".join(f"third{i} text{i}\n" for i in range(90))
+    whole = {"a": [body, THIRTEEN], "b": [f"{THIRTEEN}\n\n{body}"], "c": [f"{other}\n\n{unique}"]}
     first, held = corpus.prepare(whole, {"d": [f"A file left out: {other}."]})
     a, b, c = first
     assert a.held[-1] == THIRTEEN
@@ -80,9 +80,9 @@ def test_what_is_held_out_of_one_text_stands_in_no_other(corpus: Any) -> None:
     assert "elsewhere0" not in "".join(c.train)
     assert "third0" in "".join(c.train)
     assert [(text.name, text.train) for text in held] == [("d", ())]
-    left = corpus.shingles([*a.held, *b.held, *c.held, *held[0].held])
+    held_shingles = corpus.shingles([*a.held, *b.held, *c.held, *held[0].held])
     for text in first:
-        assert not left & corpus.shingles(text.train)
+        assert not held_shingles & corpus.shingles(text.train)
 
 
 def test_docstrings_come_in_the_order_of_the_source(corpus: Any) -> None:

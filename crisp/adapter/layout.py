@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from crisp.errors import CrispError
+from crisp.extensions import load_entry_points
 from crisp.extras import import_extra
 
 Handler = Callable[[int, Any, Any, Any, Callable[[], Any]], Any]
@@ -38,6 +39,15 @@ class ExpertLayout:
     stack: str  # name of the list of decoder layers, such as "model.layers"
 
 
+FindExperts = Callable[[str, Any], Any]
+"""``find(name, module) -> experts``: the module of the routed experts inside an MoE block.
+
+None for every module that is not such a block.
+"""
+LAYOUTS: dict[str, FindExperts] = {}
+"""Recognise experts that transformers does not reach through its interface; plugins add them."""
+
+
 def expert_layout(model: Any) -> ExpertLayout:
     """Find the MoE layers of a decoder-only transformers model.
 
@@ -54,6 +64,8 @@ def expert_layout(model: Any) -> ExpertLayout:
         raise CrispError(f"{who}: is more than a language model; one of text alone was expected")
     modules = dict(model.named_modules())
     names = [name for name, module in modules.items() if _has_common_interface(module)]
+    if not names:
+        names = _names_by_plugins(who, modules)
     if not names:
         unknown = next((m for m in modules.values() if "Experts" in type(m).__name__), None)
         if unknown is not None:
@@ -84,6 +96,25 @@ def expert_layout(model: Any) -> ExpertLayout:
     ordered = tuple(sorted(layers, key=lambda layer: layer.index))
     stack = stacks.pop()
     return ExpertLayout(len(modules[stack]), counts.pop(), ordered, stack)
+
+
+def _names_by_plugins(who: str, modules: dict[str, Any]) -> list[str]:
+    """Return the names of the expert modules that plugins recognise.
+
+    Raises CrispError for one that is no part of the model.
+    """
+    load_entry_points()
+    names = {id(module): name for name, module in modules.items()}
+    experts_names = []
+    for layout, find in LAYOUTS.items():
+        for name, module in modules.items():
+            experts = find(name, module)
+            if experts is None:
+                continue
+            if id(experts) not in names:
+                raise CrispError(f"{who}: layout {layout}: the experts of {name} are no module")
+            experts_names.append(names[id(experts)])
+    return experts_names
 
 
 def _has_common_interface(module: Any) -> bool:

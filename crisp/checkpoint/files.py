@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from crisp.checkpoint.streaming import ByteSource, hash_tiles, map_in_threads, r
 from crisp.errors import CrispError
 from crisp.files import check_readable
 from crisp.profile.metadata import FILE
+from crisp.progress import Progress, counter, no_progress
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -85,7 +86,7 @@ def refuse_prepared(folder: str | Path) -> None:
         raise CrispError(f"{folder}: is prepared already ({FILE} is there)")
 
 
-def weights_digest(folder: str | Path, progress: Callable[[int, int], None] | None = None) -> str:
+def weights_digest(folder: str | Path, progress: Progress = no_progress) -> str:
     """Return a hash of the weights in ``folder`` that does not depend on their shards.
 
     It is the sha256, in hex, over (name, dtype, shape, XXH3 of the bytes) of all tensors by name.
@@ -93,7 +94,7 @@ def weights_digest(folder: str | Path, progress: Callable[[int, int], None] | No
     `open_checkpoint` does, but for what the config says.
     """
     checkpoint = _read_headers(Path(folder))
-    total, done = sum(tensor.nbytes for tensor in checkpoint.tensors.values()), 0
+    advance = counter(progress, sum(tensor.nbytes for tensor in checkpoint.tensors.values()))
     hashes: dict[str, str] = {}
     for shard in checkpoint.shards:
         tensors = checkpoint.tensors_of(shard)
@@ -105,9 +106,7 @@ def weights_digest(folder: str | Path, progress: Callable[[int, int], None] | No
             with closing(map_in_threads(digest, tensors)) as results:
                 for tensor, result in zip(tensors, results, strict=True):
                     hashes[tensor.name] = result
-                    done += tensor.nbytes
-                    if progress is not None:
-                        progress(done, total)
+                    advance(tensor.nbytes)
     return combine_digests(checkpoint.tensors.values(), hashes)
 
 

@@ -44,8 +44,8 @@ def load_model(name: str) -> LoadedModel:
     folder, auto = Path(name), transformers.AutoModelForCausalLM
     config = load_config(name)
     with _quiet(transformers):
-        with one_line_errors(name, f"model_type {config.model_type}"), torch.device("meta"):
-            expert_layout(_without_weights(auto, config))
+        with one_line_errors(name, "its config"):
+            expert_layout(model_without_weights(name, config))
         tokenizer = load_tokenizer(name)
         with one_line_errors(name, "its weights"):
             model, info = _with_weights(name, auto)
@@ -117,23 +117,31 @@ def load_config(name: str | Path) -> Any:
         return transformers.AutoConfig.from_pretrained(name)
 
 
+def model_without_weights(name: str | Path, config: Any, dtype: Any = None) -> Any:
+    """Return the model that ``config`` describes, without weights: on torch's meta device.
+
+    name: of the folder or on the hub, for errors. dtype: torch's, of the weights to be; None: that
+    of the config. Raises CrispError for anything but a decoder-only language model.
+    """
+    auto, typed = (
+        import_extra("transformers").AutoModelForCausalLM,
+        {} if dtype is None else {"dtype": dtype},
+    )
+    what = f"model_type {config.model_type}"
+    with one_line_errors(str(name), what), import_extra("torch").device("meta"):
+        try:
+            return auto.from_config(config, **typed)
+        except ValueError as error:
+            if "Unrecognized configuration class" not in str(error):
+                raise
+            raise CrispError(f"{what} is no decoder-only language model of transformers") from error
+
+
 def load_tokenizer(name: str | Path) -> Any:
     """Return the tokenizer beside a model; CrispError if there is none."""
     transformers = import_extra("transformers")
     with _quiet(transformers), one_line_errors(str(name), "its tokenizer"):
         return transformers.AutoTokenizer.from_pretrained(name)
-
-
-def _without_weights(auto: Any, config: Any) -> Any:
-    """Return the model that ``config`` describes, on the current (meta) device."""
-    try:
-        return auto.from_config(config)
-    except ValueError as error:
-        if "Unrecognized configuration class" not in str(error):
-            raise
-        raise CrispError(
-            f"model_type {config.model_type} is no decoder-only language model of transformers"
-        ) from error
 
 
 def _with_weights(name: str, auto: Any) -> tuple[Any, dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 from crisp.adapter import ExpertLayout, expert_layout
 from crisp.checkpoint.conversion import Conversion
 from crisp.checkpoint.files import Checkpoint, open_checkpoint
-from crisp.checkpoint.loading import load_config, one_line_errors
+from crisp.checkpoint.loading import load_config, model_without_weights
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 
@@ -133,8 +133,6 @@ def open_skeleton(folder: Path) -> Skeleton:
     Raises CrispError for a checkpoint that is not whole or does not fit its config, and for a model
     that is not understood (see `crisp.adapter.expert_layout`).
     """
-    torch, transformers = import_extra("torch"), import_extra("transformers")
     checkpoint, config = open_checkpoint(folder), load_config(folder)
-    with one_line_errors(str(folder), "its config"), torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = model_without_weights(folder, config, import_extra("torch").float32)
     return Skeleton(model.eval(), checkpoint)

@@ -28,6 +28,7 @@ from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.files import atomic
 from crisp.profile.router_weights import BINS, histogram
+from crisp.progress import Progress, no_progress
 from crisp.text_windows import TokenWindows
 
 Ints = NDArray[np.int64]
@@ -183,7 +184,7 @@ class CalibrationSums:
 def calibrate(
     model: Any,
     windows: TokenWindows,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = no_progress,
     state: CalibrationSums | None = None,
     save: Callable[[CalibrationSums], None] | None = None,
 ) -> CalibrationSums:

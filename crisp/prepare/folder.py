@@ -114,14 +114,6 @@ def check_place(out: Path, source: Path) -> None:
         raise CrispError(f"--out {out}: the folder {place.parent} does not exist")
 
 
-def refuse_taken(out: Path) -> None:
-    """Raise CrispError if ``out`` exists already and is not an empty folder."""
-    if out.is_dir() and any(out.iterdir()):
-        raise CrispError(f"--out {out}: is not empty; a new folder was expected")
-    if out.exists() and not out.is_dir():
-        raise CrispError(f"--out {out}: is a file; a new folder was expected")
-
-
 def request_digest(source: Path, texts: Sequence[Path], options: Sequence[object]) -> str:
     """Hash what decides a result: options, and texts and weights by name, size and time."""
     files = [*sorted(source.glob("*.safetensors")), source / "config.json", *texts]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from crisp.extras import import_extra
 from crisp.files import atomic
 from crisp.prepare.calibration import CalibrationSums, Floats, Ints, LayerSums, batch_windows
 from crisp.prepare.importance import stack_norms
+from crisp.progress import Progress, no_progress
 from crisp.text_windows import TokenWindows
 
 
@@ -61,7 +62,7 @@ def calibrate_layerwise(
     folder: Path,
     windows: TokenWindows,
     spill: Path,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> LayerwiseCalibration:
     """Calibrate the model in ``folder`` on ``windows`` with one decoder layer in memory at a time.
 

@@ -25,6 +25,7 @@ from crisp.prepare.roles import (
     measure_increases,
 )
 from crisp.prepare.width_losses import WidthLosses, measure_width_losses
+from crisp.progress import Progress
 
 Report = Callable[[str, int, int], None]
 """Called with ``(stage, done, total)``."""
@@ -56,7 +57,7 @@ def measure(
     def timed(stage: str) -> Any:
         return nullcontext() if work is None else work.timed(stage)
 
-    def progress_of(stage: str) -> Callable[[int, int], None]:
+    def progress_of(stage: str) -> Progress:
         return lambda done, total: report(stage, done, total)
 
     if inputs.model is None:

@@ -14,10 +14,10 @@ import numpy as np
 from crisp.checkpoint.expert_tensors import expert_tensors
 from crisp.checkpoint.files import open_checkpoint, refuse_prepared, weights_digest
 from crisp.errors import CrispError
-from crisp.files import atomic
+from crisp.files import atomic, check_new_folder
 from crisp.model.spec import ModelSpec
 from crisp.prepare.calibration import Ints
-from crisp.prepare.folder import PreparationFolder, check_place, refuse_taken, was_finished
+from crisp.prepare.folder import PreparationFolder, check_place, was_finished
 from crisp.prepare.importance import (
     block_contributions,
     importance_curves,
@@ -54,7 +54,7 @@ def prepare(source: Path, out: Path, request: PreparationRequest, report: Report
     digest = request.digest(source)
     if was_finished(out, digest):
         return Metadata.load(out / FILE)
-    refuse_taken(out)
+    check_new_folder(out)
     inputs = read_inputs(source, request)
     expert_tensors(open_checkpoint(source), inputs.layout)  # refused now, not after the work
     with PreparationFolder.open(out, digest) as work:

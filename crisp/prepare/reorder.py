@@ -39,8 +39,8 @@ from crisp.checkpoint.streaming import (
 )
 from crisp.errors import CrispError
 from crisp.files import atomic
+from crisp.progress import Progress, counter, no_progress
 
-Progress = Callable[[int, int], None]
 Order = NDArray[np.intp]
 """[experts, d_ff]: at each place of a new expert the neuron of the old one."""
 Hashes = dict[str, str]
@@ -69,7 +69,7 @@ def reorder(
     permutations: Mapping[int, NDArray[np.integer]],
     layout: ExpertLayout,
     *,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     done: Path | None = None,
 ) -> str:
     """Write the checkpoint in ``source`` to the existing folder ``out``, its neurons reordered.
@@ -96,14 +96,7 @@ def reorder(
     key = job.fingerprint()
     finished = {} if done is None else _finished_shards(done, key, job, folder)
     total = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
-    done_bytes = 0
-
-    def advance(nbytes: int) -> None:
-        nonlocal done_bytes
-        done_bytes += nbytes
-        if progress is not None:
-            progress(done_bytes, total)
-
+    advance = counter(progress, total)
     for shard in checkpoint.shards:
         if shard in finished:
             advance(sum(tensor.nbytes for tensor in checkpoint.tensors_of(shard)))

@@ -22,9 +22,8 @@ from crisp.errors import CrispError
 from crisp.policy.spelling import build, show
 from crisp.prepare.ablation import Ablation, AblationBatch, Flags
 from crisp.prepare.calibration import CalibrationSums, Floats, Ints
+from crisp.progress import Progress, no_progress
 from crisp.text_windows import TokenWindows
-
-Progress = Callable[[int, int], None]
 
 LEAST_SHARE = Fraction(1, 1000)  # every token is given a place in k / share passes
 MOST = 1_000_000  # passes, tokens, seeds
@@ -130,7 +129,7 @@ def measure_increases(
     model: Any,
     windows: TokenWindows,
     skip: Container[int] = (),
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Iterator[tuple[int, Floats]]:
     """Yield (layer, increase [E, E]) of every MoE layer that is not in ``skip``.
 

@@ -13,7 +13,7 @@ cheap widths would fit the luck of that text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -29,9 +29,8 @@ from crisp.files import atomic
 from crisp.model.spec import ModelSpec
 from crisp.prepare.ablation import Ablation, AblationBatch, Flags
 from crisp.prepare.calibration import Floats, Ints
+from crisp.progress import Progress, no_progress
 from crisp.text_windows import TokenWindows
-
-Progress = Callable[[int, int], None]
 
 SHARES = tuple(Fraction(eighths, 8) for eighths in (0, 1, 2, 3, 4, 6))  # measured widths
 LEAST = 16  # tokens that an expert must have in a role to be measured
@@ -88,7 +87,7 @@ def each_width_losses(
     windows: TokenWindows,
     spec: ModelSpec,
     skip: Container[int] = (),
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Iterator[tuple[int, WidthLosses]]:
     """Yield (layer, losses) of every MoE layer that is not in ``skip``.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
 from crisp.policy.widths.base import Tiered
 from crisp.profile import Profile, tiers
+from crisp.progress import Progress, no_progress
 from crisp.quality.report import Quality, QualityFigures
 from crisp.quality.scores import Scores
 from crisp.quality.scoring import BATCH, score_windows
@@ -42,7 +43,7 @@ def evaluate(
     tasks: EvaluationTasks | None = None,
     batch: int = BATCH,
     seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Quality:
     """Read ``windows`` with ``policy`` attached to the model, and answer ``tasks``.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
@@ -14,6 +14,7 @@ from crisp.adapter.layout import replaced_forward
 from crisp.capture import cache_of
 from crisp.errors import CrispError
 from crisp.extras import import_extra
+from crisp.progress import Progress, no_progress
 from crisp.quality.scores import Scores
 from crisp.text_windows import TokenWindows
 
@@ -24,7 +25,7 @@ _LOGITS = 1 << 25  # logits computed at a time: 128 MiB in float32
 def score_windows(
     model: Any,
     windows: TokenWindows,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = no_progress,
     *,
     batch: int = BATCH,
     singly: bool = False,

@@ -21,9 +21,9 @@ from safetensors.numpy import save
 from crisp.checkpoint.streaming import open_new_file
 from crisp.errors import CrispError
 from crisp.extras import import_extra
+from crisp.files import check_new_folder
 from crisp.hw.store.format import HASHES, VERSION, file_name, header, table_name
 from crisp.model.spec import STORE_INDEX, ModelSpec
-from crisp.prepare.folder import refuse_taken
 from crisp.units import format_bytes
 
 SYNC = 1 << 26  # bytes after which data is flushed to the disk and dropped from the page cache
@@ -87,7 +87,7 @@ def check_new(out: Path) -> None:
     if not target.parent.is_dir():
         raise CrispError(f"--out {out}: the folder {target.parent} does not exist")
     if not target.is_dir() or [path.name for path in target.iterdir()] != [_PART]:
-        refuse_taken(out)
+        check_new_folder(out)
 
 
 @contextmanager

@@ -117,8 +117,8 @@ def test_a_sequence_stops_at_the_end_of_text(tiny: LoadedModel, texts: list[Path
     assert stopped.token.tolist() == [token for row in expected for token in row]
     _, starts, ends = stopped.sequences()
     assert (ends - starts).tolist() == [len(row) for row in expected]
-    kept = np.concatenate([15 * i + np.arange(len(row)) for i, row in enumerate(expected)])
-    assert np.array_equal(stopped.experts, free.experts[kept])
+    chosen = np.concatenate([15 * i + np.arange(len(row)) for i, row in enumerate(expected)])
+    assert np.array_equal(stopped.experts, free.experts[chosen])
 
 
 def test_an_end_of_text_of_another_vocabulary_ends_nothing(tiny: LoadedModel) -> None:
@@ -131,10 +131,10 @@ def test_prompts_are_distinct_windows_shared_evenly(tiny: LoadedModel, texts: li
     prompts, dataset = capturing._prompts(tiny.tokenizer, texts, Recipe(16, 4, sequences=5))
     assert [len(prompt) for prompt in prompts] == [16] * 5
     places = []
-    for path, own in zip(texts, (prompts[:3], prompts[3:]), strict=True):
+    for path, expected_prompts in zip(texts, (prompts[:3], prompts[3:]), strict=True):
         ids = tiny.tokenizer(path.read_text())["input_ids"]
         windows = [ids[i : i + 16] for i in range(0, len(ids) - 15, 16)]
-        places.append([windows.index(prompt) for prompt in own])
+        places.append([windows.index(prompt) for prompt in expected_prompts])
     assert all(place == sorted(set(place)) for place in places)
     assert [name.split()[0] for name in dataset] == ["one.txt", "two.txt"]
     assert places != [[0, 1, 2], [0, 1]]

@@ -35,8 +35,8 @@ def execute(notebook: Any, scratch: Path) -> None:
     """
     for name in ("work", "temporary"):
         (scratch / name).mkdir()
-    kept = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
-    environment = kept | {
+    inherited = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
+    environment = inherited | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "IPYTHONDIR": str(scratch / "ipython"),
         "TMPDIR": str(scratch / "temporary"),
@@ -58,13 +58,13 @@ def execute(notebook: Any, scratch: Path) -> None:
 
 def outputs(cell: Any) -> list[Any]:
     """What can be compared of a cell's outputs; of a picture, that there is one."""
-    found = []
+    contents = []
     for output in cell.outputs:
         data = dict(output.get("data", {}))
         if PICTURE in data:
             data[PICTURE] = "a picture"
-        found.append((output.output_type, output.get("name"), output.get("text"), data))
-    return found
+        contents.append((output.output_type, output.get("name"), output.get("text"), data))
+    return contents
 
 
 def varies(cell: Any) -> bool:
@@ -82,8 +82,8 @@ def test_it_runs_and_gives_what_it_shows(path: Path) -> None:
     shown, run = (nbformat.read(path, as_version=4) for _ in range(2))
     with TemporaryDirectory() as folder:
         execute(run, Path(folder))
-        left = [*Path(folder, "work").iterdir(), *Path(folder, "temporary").iterdir()]
-    assert not left, "files were left behind"
+        left_behind = [*Path(folder, "work").iterdir(), *Path(folder, "temporary").iterdir()]
+    assert not left_behind, "files were left behind"
     for kept, fresh in zip(code_cells(shown), code_cells(run), strict=True):
         assert not any(output.get("name") == "stderr" for output in fresh.outputs), fresh.source
         if not varies(kept):

@@ -37,14 +37,14 @@ def test_the_page_says_what_is_measured(model: str, shared: Path) -> None:
         loaded = to_float32(load_model(str(ROOT / "traces" / model)))
         loaded = loaded if reference is None else quantize_experts(loaded, dtype)
         windows = read_windows(loaded.tokenizer, texts, 256, 256, 18432)
-        found = evaluate(loaded, windows, named("fo"), reference=reference)
-        own = found.whole
-        words = [f"{own.perplexity.value:.2f}", "", ""]
-        if own.ratio is not None and own.retention is not None:
-            low, high = (f"{100 * end - 100:z.1f}" for end in own.ratio.interval or ())
+        quality = evaluate(loaded, windows, named("fo"), reference=reference)
+        figures = quality.whole
+        words = [f"{figures.perplexity.value:.2f}", "", ""]
+        if figures.ratio is not None and figures.retention is not None:
+            low, high = (f"{100 * end - 100:z.1f}" for end in figures.ratio.interval or ())
             words[1:] = [
-                f"{100 * own.ratio.value - 100:z.1f} % ({low} to {high})",
-                f"{100 * own.retention.value:.1f} %",
+                f"{100 * figures.ratio.value - 100:z.1f} % ({low} to {high})",
+                f"{100 * figures.retention.value:.1f} %",
             ]
         assert words == expected[dtype]
-        reference = reference or found.scores
+        reference = reference or quality.scores

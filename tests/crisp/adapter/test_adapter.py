@@ -61,8 +61,8 @@ FAMILIES: dict[str, tuple[dict[str, Any], int, list[int]]] = {
 
 def build(family: str, implementation: str | None = None, **more: Any) -> Any:
     """A tiny random model of a family, float32, with routers that are sure of their choice."""
-    known = FAMILIES[family][0] if family in FAMILIES else {}
-    config = transformers.AutoConfig.for_model(family, **{**SMALL, **known, **more})
+    sizes = FAMILIES[family][0] if family in FAMILIES else {}
+    config = transformers.AutoConfig.for_model(family, **{**SMALL, **sizes, **more})
     torch.manual_seed(0)
     auto = transformers.AutoModelForCausalLM
     model = auto.from_config(config, experts_implementation=implementation).eval()
@@ -186,10 +186,10 @@ def test_layers_with_fewer_experts_a_token_are_padded() -> None:
 
 
 def test_layouts_name_their_layers() -> None:
-    found = expert_layout(build("qwen3_moe"))
-    assert (found.n_layers, found.n_experts) == (3, 6)
-    assert [layer.index for layer in found.layers] == [0, 2]
-    assert [layer.name for layer in found.layers] == [
+    layout = expert_layout(build("qwen3_moe"))
+    assert (layout.n_layers, layout.n_experts) == (3, 6)
+    assert [layer.index for layer in layout.layers] == [0, 2]
+    assert [layer.name for layer in layout.layers] == [
         "model.layers.0.mlp.experts",
         "model.layers.2.mlp.experts",
     ]

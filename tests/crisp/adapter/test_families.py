@@ -249,13 +249,13 @@ def by_hand(name: str, widths: Callable[[int, int], int]) -> Iterator[Any]:
 
         return forward
 
-    found = modules(model)
+    experts = modules(model)
     try:
-        for layer, m in found.items():
+        for layer, m in experts.items():
             m.forward = standing_in(layer, m)
         yield model
     finally:
-        for m in found.values():
+        for m in experts.values():
             del m.forward
 
 
@@ -280,8 +280,8 @@ class ByExpert:
         return self
 
     def widths(self, layer: int, experts: Any, weights: Any, resident: Any) -> Any:
-        found = np.array(MIXED, np.int16)[(layer + experts) % 4]
-        return np.where(experts < 0, 0, found).astype(np.int16)
+        widths = np.array(MIXED, np.int16)[(layer + experts) % 4]
+        return np.where(experts < 0, 0, widths).astype(np.int16)
 
     def table(self) -> None:
         return None
@@ -308,8 +308,8 @@ def test_full_width_changes_no_bit_in_a_pass_or_in_decoding(name: str) -> None:
     plain, steps = logits(model), decoded(model)
     with attach(model, named("lru"), spec=spec) as attached:
         assert torch.equal(logits(model), plain)
-        found = decoded(model)
-    for one, other in zip(found, steps, strict=True):
+        logits_after = decoded(model)
+    for one, other in zip(logits_after, steps, strict=True):
         assert torch.equal(one, other)
     events = 2 * IDS.numel() * len(CASES[name].moe_layers) * spec.top_k
     tally = attached.tally
@@ -366,8 +366,8 @@ def test_groups_and_correction_bias_decide_which_experts_but_not_their_weights()
         logits(model)
     hook.remove()
     (ids, weights), scores = seen[0], torch.sigmoid(inputs[0] @ mlp.gate.weight.T).numpy(force=True)
-    own = np.take_along_axis(scores, ids.astype(np.int64), 1)
-    expected = 2.5 * own / own.sum(1, keepdims=True)
+    chosen_scores = np.take_along_axis(scores, ids.astype(np.int64), 1)
+    expected = 2.5 * chosen_scores / chosen_scores.sum(1, keepdims=True)
     assert np.abs(weights - expected).max() < 2e-3  # float16
     best = np.sort(np.argsort(-scores, 1)[:, :3], 1)
     assert (np.sort(ids, 1) != best).any(1).sum() > 3
@@ -395,8 +395,8 @@ def test_with_all_routed_experts_skipped_the_shared_ones_remain(name: str, share
     with torch.no_grad():
         alone = shared(block, x)
         with attach(model, of_width(Nothing()), spec=spec) as attached:
-            found = block(x)
-    assert torch.equal(found, alone)
+            output = block(x)
+    assert torch.equal(output, alone)
     assert attached.tally.touched == 0
     assert attached.tally.skipped == 5 * spec.top_k
 
@@ -428,12 +428,12 @@ def test_bfloat16_stays_bfloat16(name: str) -> None:
     model = copy.deepcopy(built(name)).bfloat16()
     plain = logits(model)
     with attach(model, named("lru"), spec=spec_of(name)):
-        found = logits(model)
-    assert found.dtype == plain.dtype  # float32 where the model's head returns that
+        actual = logits(model)
+    assert actual.dtype == plain.dtype  # float32 where the model's head returns that
     if CASES[name].bf16:
-        assert torch.equal(found, plain)
+        assert torch.equal(actual, plain)
     else:
-        assert differ(found.float(), plain.float()) < 0.05  # 8 bits, through four layers
+        assert differ(actual.float(), plain.float()) < 0.05  # 8 bits, through four layers
 
 
 # -- what a config says, and what is built from it -------------------------------------------------
@@ -457,11 +457,11 @@ def test_the_geometry_is_that_of_the_model_however_its_config_is_spelled(
     case = CASES[name]
     config = transformers.AutoConfig.for_model(case.model_type, **{**SMALL, **case.config, **more})
     with torch.device("meta"):
-        found = expert_layout(transformers.AutoModelForCausalLM.from_config(config))
+        layout = expert_layout(transformers.AutoModelForCausalLM.from_config(config))
     spec = ModelSpec.from_config(config.to_dict())
-    assert (spec.n_layers, spec.n_experts) == (found.n_layers, found.n_experts)
-    assert spec.moe_layers == tuple(layer.index for layer in found.layers)
-    for experts in map(Experts.of, found.layers):
+    assert (spec.n_layers, spec.n_experts) == (layout.n_layers, layout.n_experts)
+    assert spec.moe_layers == tuple(layer.index for layer in layout.layers)
+    for experts in map(Experts.of, layout.layers):
         assert (spec.d_ff, spec.d_model) == (experts.d_ff, experts.d_model)
         assert spec.matrices == (3 if experts.has_gate else 2)
         assert spec.biases == experts.has_bias
@@ -535,13 +535,13 @@ def test_a_width_is_as_if_the_rest_of_the_down_matrix_were_zero(family: str, nam
         full = module(hidden, index, weights)
         assert torch.equal(execute(experts, hidden, index, weights), full)
         width = torch.tensor([16, 8, 5, 1, 12])
-        found = execute(experts, hidden, index, weights, width[index])
+        output = execute(experts, hidden, index, weights, width[index])
         for expert, neurons in enumerate(width.tolist()):
             down = module.down_proj[expert]
             (down if module.is_transposed else down.T)[neurons:] = 0
         expected = module(hidden, index, weights)
-    assert differ(found, expected) < 1e-6
-    assert differ(found, full) > 0.1
+    assert differ(output, expected) < 1e-6
+    assert differ(output, full) > 0.1
 
 
 def test_no_expert_is_skipped_whatever_its_weight() -> None:
@@ -552,18 +552,18 @@ def test_no_expert_is_skipped_whatever_its_weight() -> None:
     index[::2, 1] = 6
     index[3] = 6
     with torch.no_grad():
-        found = execute(experts, hidden, index, weights)
+        output = execute(experts, hidden, index, weights)
         zeroed = torch.where(index == 6, 0, weights)
         expected = layer.experts(hidden, index.clamp(max=5), zeroed)
-        assert torch.equal(found, layer.experts(hidden, index, weights))
+        assert torch.equal(output, layer.experts(hidden, index, weights))
         width = torch.full_like(index, 8)  # a width of nothing is nothing
         narrow = execute(experts, hidden, index, weights, width)
-    assert torch.allclose(found, expected, atol=1e-6)
-    assert (found[3] == 0).all()
+    assert torch.allclose(output, expected, atol=1e-6)
+    assert (output[3] == 0).all()
     assert (narrow[3] == 0).all()
 
     with attach(built("mixtral"), named("lru"), spec=spec_of("mixtral")) as attached:
-        assert torch.equal(layer.experts(hidden, index, weights), found)
+        assert torch.equal(layer.experts(hidden, index, weights), output)
     none = int((index == 6).sum())
     assert attached.tally.touched == 4 * (3 * 40 - none)
     assert attached.tally.skipped == 0
@@ -577,13 +577,13 @@ def test_norms_by_hand() -> None:
         ("nemotron_h", lambda m: (m.up_proj[2, 7],), (2, slice(None), 7)),
     ):
         layer = expert_layout(built(name)).layers[0]
-        found = Experts.of(layer).norms(2)
+        norms = Experts.of(layer).norms(2)
         with torch.no_grad():
             square = sum(float((part.double() ** 2).sum()) for part in first(layer.experts))
-            own = layer.experts.down_proj[down].double()
-        assert found[0].dtype == found[1].dtype == torch.float64
-        assert float(found[0][7]) == pytest.approx(square**0.5, rel=1e-12)
-        assert float(found[1][7]) == pytest.approx(float((own**2).sum()) ** 0.5, rel=1e-12)
+            down_rows = layer.experts.down_proj[down].double()
+        assert norms[0].dtype == norms[1].dtype == torch.float64
+        assert float(norms[0][7]) == pytest.approx(square**0.5, rel=1e-12)
+        assert float(norms[1][7]) == pytest.approx(float((down_rows**2).sum()) ** 0.5, rel=1e-12)
 
 
 # -- what is not understood is refused by name -----------------------------------------------------
@@ -596,14 +596,14 @@ def test_a_norm_of_each_experts_output_is_refused() -> None:
 
 def spoiled(name: str, **attributes: Any) -> MoeLayer:
     """A layer whose experts have some attributes changed; ... takes one away."""
-    found = expert_layout(built(name)).layers[0]
-    module = copy.deepcopy(found.experts)
+    layer = expert_layout(built(name)).layers[0]
+    module = copy.deepcopy(layer.experts)
     for key, value in attributes.items():
         if value is ...:
             delattr(module, key)
         else:
             setattr(module, key, value)
-    return replace(found, experts=module)
+    return replace(layer, experts=module)
 
 
 @pytest.mark.parametrize(

@@ -53,14 +53,14 @@ def logits(model: Any) -> Any:
 def by_hand(model: Any, widths: Any) -> Any:
     """Logits when ``widths(layer, pair) -> neurons`` of each expert; a plain loop over tokens."""
     moe = [layer.mlp for layer in model.model.layers]
-    kept = [block.experts.forward for block in moe]
+    forwards = [block.experts.forward for block in moe]
 
     def forward(which: int, experts: Any) -> Any:
         def run(hidden: Any, index: Any, weights: Any) -> Any:
             out = torch.zeros_like(hidden)
             for row in range(len(hidden)):
-                asked = widths(which, index[row].tolist(), weights[row].tolist())
-                for expert, weight, width in zip(index[row], weights[row], asked, strict=True):
+                requested = widths(which, index[row].tolist(), weights[row].tolist())
+                for expert, weight, width in zip(index[row], weights[row], requested, strict=True):
                     gate, up = experts.gate_up_proj[expert].chunk(2)
                     act = torch.nn.functional.silu(gate[:width] @ hidden[row])
                     act = act * (up[:width] @ hidden[row])
@@ -74,8 +74,8 @@ def by_hand(model: Any, widths: Any) -> Any:
             block.experts.forward = forward(which, block.experts)
         return logits(model)
     finally:
-        for block, own in zip(moe, kept, strict=True):
-            block.experts.forward = own
+        for block, saved in zip(moe, forwards, strict=True):
+            block.experts.forward = saved
 
 
 def close(a: Any, b: Any) -> bool:
@@ -125,9 +125,9 @@ def test_single_renormalised_is_the_first_expert_at_weight_one(model: Any, spec:
     hidden = torch.randn(5, 128, generator=torch.Generator().manual_seed(0))
     index, weights = torch.tensor([[3, 1]] * 5), torch.tensor([[0.7, 0.3]] * 5)
     with attach(model, named("lru", width="single"), spec=spec, renormalize=True):
-        found = moe.experts(hidden, index, weights)
+        output = moe.experts(hidden, index, weights)
     alone = moe.experts(hidden, index[:, :1], torch.ones(5, 1))
-    assert torch.allclose(found, alone, atol=1e-6)
+    assert torch.allclose(output, alone, atol=1e-6)
     with attach(model, named("lru", width="single"), spec=spec):
         assert torch.allclose(moe.experts(hidden, index, weights), 0.7 * alone, atol=1e-6)
 

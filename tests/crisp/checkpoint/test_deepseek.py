@@ -228,9 +228,9 @@ def test_the_adapter_finds_its_layers_and_what_its_router_chose() -> None:
     from crisp.adapter import expert_layout, record_routing
 
     model = built()
-    found = expert_layout(model)
-    assert (found.n_layers, found.n_experts) == (4, 8)
-    assert [layer.index for layer in found.layers] == [1, 2, 3]
+    layout = expert_layout(model)
+    assert (layout.n_layers, layout.n_experts) == (4, 8)
+    assert [layer.index for layer in layout.layers] == [1, 2, 3]
     with record_routing(model) as recorder, torch.no_grad():
         out = model(tokens(), output_router_logits=True)
     routing = recorder.take()

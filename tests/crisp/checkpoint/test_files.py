@@ -53,16 +53,16 @@ def in_two(folder: Path) -> Path:
 def test_every_tensor_is_where_the_header_says(
     tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:
-    found = open_checkpoint(make(tmp_path))
-    assert set(found.tensors) == set(TENSORS)
+    checkpoint = open_checkpoint(make(tmp_path))
+    assert set(checkpoint.tensors) == set(TENSORS)
     for name, value in TENSORS.items():
-        tensor = found.tensors[name]
+        tensor = checkpoint.tensors[name]
         raw = (tmp_path / tensor.shard).read_bytes()
         assert raw[tensor.offset : tensor.offset + tensor.nbytes] == value.tobytes()
         assert (tensor.name, tensor.shape) == (name, value.shape)
-    assert [found.tensors[name].dtype for name in TENSORS] == ["F32", "F16", "I64", "F32"]
-    for shard in found.shards:
-        offsets = [tensor.offset for tensor in found.tensors_of(shard)]
+    assert [checkpoint.tensors[name].dtype for name in TENSORS] == ["F32", "F16", "I64", "F32"]
+    for shard in checkpoint.shards:
+        offsets = [tensor.offset for tensor in checkpoint.tensors_of(shard)]
         assert offsets == sorted(offsets)
 
 
@@ -79,8 +79,8 @@ def test_one_file_has_no_index(tmp_path: Path) -> None:
 def test_the_digest_is_that_of_names_types_shapes_and_bytes(tmp_path: Path) -> None:
     lines = ""
     for name, dtype in (("a.weight", "F16"), ("b.weight", "F32"), ("c", "I64"), ("none", "F32")):
-        own = xxhash.xxh3_128(TENSORS[name].tobytes()).hexdigest()
-        lines += json.dumps([name, dtype, list(TENSORS[name].shape), own]) + "\n"
+        digest = xxhash.xxh3_128(TENSORS[name].tobytes()).hexdigest()
+        lines += json.dumps([name, dtype, list(TENSORS[name].shape), digest]) + "\n"
     expected = hashlib.sha256(lines.encode()).hexdigest()
     assert weights_digest(write(tmp_path / "one", TENSORS)) == expected
     assert weights_digest(in_two(tmp_path / "two")) == expected
@@ -114,8 +114,8 @@ def test_the_digest_changes_with_anything(tmp_path: Path, change: dict[str, Any]
 def test_the_digest_of_a_tensor_of_many_tiles(tmp_path: Path) -> None:
     value = np.random.default_rng(0).random(123_457)  # 988 kB
     done: list[tuple[int, int]] = []
-    own = xxhash.xxh3_128(value.tobytes()).hexdigest()
-    line = json.dumps(["x", "F64", [123_457], own]) + "\n"
+    expected = xxhash.xxh3_128(value.tobytes()).hexdigest()
+    line = json.dumps(["x", "F64", [123_457], expected]) + "\n"
     folder = write(tmp_path, {"x": value})
     digest = weights_digest(folder, lambda *counts: done.append(counts))
     assert digest == hashlib.sha256(line.encode()).hexdigest()

@@ -23,7 +23,7 @@ from tests.crisp.tiny import mixtral, windows  # noqa: E402
 ROOT = Path(__file__).parents[3]
 
 
-def by_hand(model: Any, read: TokenWindows) -> dict[int, LayerSums]:
+def by_hand(model: Any, text: TokenWindows) -> dict[int, LayerSums]:
     """The same sums, token by token in numpy, from what the experts modules are given."""
     given: list[tuple[int, list[Any]]] = []
     hooks = [
@@ -33,45 +33,45 @@ def by_hand(model: Any, read: TokenWindows) -> dict[int, LayerSums]:
         for at, layer in enumerate(model.model.layers)
     ]
     with torch.no_grad():
-        for tokens in read.tokens:
+        for tokens in text.tokens:
             model(torch.from_numpy(tokens)[None])
     for hook in hooks:
         hook.remove()
     shape = model.model.layers[0].mlp.experts.down_proj.shape
     sums = {at: LayerSums.empty(shape[0], shape[2]) for at in range(len(model.model.layers))}
     for at, (hidden, index, weights) in given:
-        experts, own = model.model.layers[at].mlp.experts, sums[at]
+        experts, layer_sums = model.model.layers[at].mlp.experts, sums[at]
         for x, ids, w in zip(hidden, index, weights, strict=True):
             added = {}
             for expert, weight in zip(ids, w, strict=True):
                 gate, up = np.split(experts.gate_up_proj[expert].detach().numpy() @ x, 2)
                 activation = gate / (1 + np.exp(-gate)) * up
-                own.activation[expert] += abs(activation)
-                own.tokens[expert] += 1
+                layer_sums.activation[expert] += abs(activation)
+                layer_sums.tokens[expert] += 1
                 output = experts.down_proj[expert].detach().numpy() @ activation
                 added[expert] = np.sqrt(((weight * output) ** 2).sum())
             anchor = ids[w.argmax()]
             for other in ids:
                 if other != anchor:
-                    own.anchored[anchor, other] += 1
-                    own.removed[anchor, other] += added[anchor]
-                    own.removed[other, anchor] += added[other]
+                    layer_sums.anchored[anchor, other] += 1
+                    layer_sums.removed[anchor, other] += added[anchor]
+                    layer_sums.removed[other, anchor] += added[other]
     return sums
 
 
 @pytest.mark.parametrize("k", [2, 3])
 def test_sums_equal_those_of_a_loop_over_tokens(k: int) -> None:
-    model, read = mixtral(k=k), windows([12, 12, 7])
-    found = calibrate(model, read)
-    assert (found.windows, found.tokens) == (3, 31)
-    for layer, own in by_hand(model, read).items():
-        sums = found.layers[layer]
-        np.testing.assert_allclose(sums.activation, own.activation, rtol=1e-12)
-        np.testing.assert_allclose(sums.removed, own.removed, rtol=1e-6)  # norms are float32
-        assert sums.tokens.tolist() == own.tokens.tolist()
-        assert sums.anchored.tolist() == own.anchored.tolist()
+    model, text = mixtral(k=k), windows([12, 12, 7])
+    calibration = calibrate(model, text)
+    assert (calibration.windows, calibration.tokens) == (3, 31)
+    for layer, expected in by_hand(model, text).items():
+        sums = calibration.layers[layer]
+        np.testing.assert_allclose(sums.activation, expected.activation, rtol=1e-12)
+        np.testing.assert_allclose(sums.removed, expected.removed, rtol=1e-6)  # norms are float32
+        assert sums.tokens.tolist() == expected.tokens.tolist()
+        assert sums.anchored.tolist() == expected.anchored.tolist()
         assert sums.tokens.sum() == 31 * k and sums.anchored.sum() == 31 * (k - 1)
-        mean = own.activation / np.maximum(own.tokens, 1)[:, None]
+        mean = expected.activation / np.maximum(expected.tokens, 1)[:, None]
         np.testing.assert_allclose(sums.importance, mean, rtol=1e-12)
 
 
@@ -84,12 +84,12 @@ def test_large_sums_are_kept_in_float64() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_the_model_computes_what_it_would_have(dtype: str) -> None:
-    model, read = mixtral().to(getattr(torch, dtype)), windows([10, 10])
+    model, text = mixtral().to(getattr(torch, dtype)), windows([10, 10])
     seen: list[Any] = []
     hook = model.model.register_forward_hook(lambda _, __, output: seen.append(output[0].clone()))
     with torch.inference_mode():
-        model(torch.from_numpy(np.stack(read.tokens)))
-    calibrate(model, read)
+        model(torch.from_numpy(np.stack(text.tokens)))
+    calibrate(model, text)
     hook.remove()
     assert len(seen) == 2 and torch.equal(*seen)
     assert not any("forward" in vars(layer.mlp.experts) for layer in model.model.layers)
@@ -104,18 +104,18 @@ def test_counts_are_those_of_a_captured_trace(tmp_path: Path) -> None:
     trace = capture(loaded, [text], recipe)
     assert trace.token is not None
     cut = list(trace.token.astype(np.int64).reshape(6, 48))
-    found = calibrate(loaded.model, TokenWindows(cut, [47] * 6, [0] * 6, [], 48, 48))
+    calibration = calibrate(loaded.model, TokenWindows(cut, [47] * 6, [0] * 6, [], 48, 48))
     profile = Profile.from_trace(trace)
-    for layer, sums in found.layers.items():
+    for layer, sums in calibration.layers.items():
         assert sums.tokens.tolist() == profile.expert_counts[layer].tolist()
         assert sums.pair_counts.tolist() == profile.pair_counts[layer].tolist()
 
 
 def test_experts_that_no_token_reached_are_reported() -> None:
     """Two tokens with two experts each leave at least four of eight."""
-    found = calibrate(mixtral(experts=8), windows([2]))
-    for layer, sums in found.layers.items():
-        silent = [expert for at, expert in found.unreached if at == layer]
+    calibration = calibrate(mixtral(experts=8), windows([2]))
+    for layer, sums in calibration.layers.items():
+        silent = [expert for at, expert in calibration.unreached if at == layer]
         assert len(silent) >= 4
         assert silent == [e for e in range(8) if not sums.activation[e].any()]
         assert not sums.importance[silent].any() and not sums.tokens[silent].any()
@@ -137,10 +137,10 @@ def test_going_on_from_a_saved_state_changes_no_bit(
 ) -> None:
     monkeypatch.setattr(calibration, "BATCH_TOKENS", 16)
     monkeypatch.setattr(calibration, "SAVE_EVERY", 4)
-    model, read, file = mixtral(), windows([8] * 9), tmp_path / "state.npz"
-    told: list[tuple[int, int]] = []
-    whole = calibrate(model, read, lambda *now: told.append(now))
-    assert told == [(16, 72), (32, 72), (48, 72), (64, 72), (72, 72)]
+    model, text, file = mixtral(), windows([8] * 9), tmp_path / "state.npz"
+    progress: list[tuple[int, int]] = []
+    whole = calibrate(model, text, lambda *now: progress.append(now))
+    assert progress == [(16, 72), (32, 72), (48, 72), (64, 72), (72, 72)]
 
     def save(state: CalibrationSums) -> None:
         state.save(file)
@@ -148,10 +148,10 @@ def test_going_on_from_a_saved_state_changes_no_bit(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        calibrate(model, read, save=save)
+        calibrate(model, text, save=save)
     state = CalibrationSums.load(file)
     assert (state.windows, state.tokens) == (8, 64)
-    resumed = calibrate(model, read, state=state)
+    resumed = calibrate(model, text, state=state)
     assert (resumed.windows, resumed.tokens) == (9, 72)
     for layer, sums in whole.layers.items():
         for name, value in vars(sums).items():
@@ -184,13 +184,13 @@ def test_a_state_of_another_model_or_no_state_is_refused(tmp_path: Path) -> None
     ("parameter", "value"), [("gate_up_proj", "nan"), ("down_proj", "nan"), ("down_proj", "inf")]
 )
 def test_damaged_weights_name_layer_and_expert(parameter: str, value: str) -> None:
-    model, read = mixtral(), windows([20])
-    expert = int(calibrate(model, read).layers[1].tokens.argmax())
+    model, text = mixtral(), windows([20])
+    expert = int(calibrate(model, text).layers[1].tokens.argmax())
     with torch.no_grad():
         getattr(model.model.layers[1].mlp.experts, parameter)[expert, 3, 3] = float(value)
     message = rf"model\.layers\.1\.mlp\.experts: expert {expert} gives values .* not finite"
     with pytest.raises(CrispError, match=message):
-        calibrate(model, read)
+        calibrate(model, text)
 
 
 def test_damage_before_the_experts_is_not_blamed_on_them() -> None:

@@ -56,10 +56,10 @@ MAGNITUDE = [[5, 2, 10, 1], [5, 13, 1, 10]]
 )
 def test_orders_by_hand(order: str, expected: Any, permutation: Any) -> None:
     """Equal scores keep their order: neurons 0 and 2 of expert 0 have the same importance."""
-    found = neuron_scores(NeuronOrder.read(order), measured(), stand_in())
-    assert found[5].dtype == np.float64
-    np.testing.assert_allclose(found[5], expected)
-    order_of = permutations(found)[5]
+    scores = neuron_scores(NeuronOrder.read(order), measured(), stand_in())
+    assert scores[5].dtype == np.float64
+    np.testing.assert_allclose(scores[5], expected)
+    order_of = permutations(scores)[5]
     assert order_of.dtype == np.int64 and order_of.tolist() == permutation
 
 
@@ -90,22 +90,22 @@ def test_magnitude_is_the_norm_of_all_weights_of_a_neuron() -> None:
     model = mixtral()
     experts = {layer.index: Experts.of(layer) for layer in expert_layout(model).layers}
     calibration = calibrate(model, windows([3]))
-    found = neuron_scores(NeuronOrder("magnitude"), calibration, experts)
+    scores = neuron_scores(NeuronOrder("magnitude"), calibration, experts)
     for at, layer in enumerate(model.model.layers):
         gate, up = layer.mlp.experts.gate_up_proj.detach().chunk(2, dim=1)  # [E, d_ff, d]
         down = layer.mlp.experts.down_proj.detach()  # [E, d, d_ff]
         squares = (gate**2).sum(2) + (up**2).sum(2) + (down**2).sum(1)
-        np.testing.assert_allclose(found[at], squares.sqrt().numpy(), rtol=1e-12)
+        np.testing.assert_allclose(scores[at], squares.sqrt().numpy(), rtol=1e-12)
 
 
 def test_curves_by_hand() -> None:
     """Four neurons: the first eight points lie in the first of them, the next eight in two, ..."""
     calibration = measured()
     best = permutations(neuron_scores(NeuronOrder("importance"), calibration, stand_in()))
-    found = importance_curves(calibration, best)[5]
-    assert found.dtype == np.float32 and found.shape == (2, 32)
-    np.testing.assert_allclose(found[0], np.repeat([4 / 8, 6 / 8, 7 / 8, 1], 8))
-    assert not found[1].any()
+    curves = importance_curves(calibration, best)[5]
+    assert curves.dtype == np.float32 and curves.shape == (2, 32)
+    np.testing.assert_allclose(curves[0], np.repeat([4 / 8, 6 / 8, 7 / 8, 1], 8))
+    assert not curves[1].any()
     as_stored = importance_curves(calibration, {5: np.arange(4)[None].repeat(2, 0)})[5]
     np.testing.assert_allclose(as_stored[0], np.repeat([1 / 8, 5 / 8, 6 / 8, 1], 8))
 
@@ -114,16 +114,16 @@ def test_curves_round_neurons_up() -> None:
     """Of 40 neurons, 1/32 is 1.25: the first point holds 2, the second (2.5) holds 3."""
     sums = LayerSums.empty(1, 40)
     sums.tokens[:], sums.activation[:] = 1, 1
-    found = importance_curves(CalibrationSums({0: sums}), {0: np.arange(40)[None]})[0]
-    np.testing.assert_allclose(found[0, [0, 1, 15, 30, 31]], np.array([2, 3, 20, 39, 40]) / 40)
+    curves = importance_curves(CalibrationSums({0: sums}), {0: np.arange(40)[None]})[0]
+    np.testing.assert_allclose(curves[0, [0, 1, 15, 30, 31]], np.array([2, 3, 20, 39, 40]) / 40)
 
 
 def test_contributions_by_hand() -> None:
     """Mean |activation| x norm of the down row is 4, 8, 6, 0: in the order 1, 3, 0, 2."""
     best = {5: np.array([[1, 3, 0, 2], [0, 1, 2, 3]])}
-    found = block_contributions(measured(), best, stand_in(), 2)[5]
-    assert found.dtype == np.float32
-    assert found.tolist() == [[8 + 0, 4 + 6], [0, 0]]
+    contributions = block_contributions(measured(), best, stand_in(), 2)[5]
+    assert contributions.dtype == np.float32
+    assert contributions.tolist() == [[8 + 0, 4 + 6], [0, 0]]
     assert block_contributions(measured(), best, stand_in(), 3)[5].tolist() == [[12, 6], [0, 0]]
 
 

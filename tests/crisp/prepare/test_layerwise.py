@@ -106,9 +106,9 @@ def build(family: str) -> Any:
 def some_windows(lengths: tuple[int, ...] = (24, 24, 24, 9)) -> TokenWindows:
     draw = np.random.default_rng(1)
     tokens = [draw.integers(3, 96, length) for length in lengths]
-    fresh = [length - 1 for length in lengths]
+    scored = [length - 1 for length in lengths]
     return TokenWindows(
-        tokens, fresh, [0] * len(tokens), ["text sha256:0"], max(lengths), max(lengths)
+        tokens, scored, [0] * len(tokens), ["text sha256:0"], max(lengths), max(lengths)
     )
 
 
@@ -117,11 +117,11 @@ def same(found: Any, expected: Any) -> None:
     assert (found.windows, found.tokens) == (expected.windows, expected.tokens)
     assert found.layers.keys() == expected.layers.keys()
     for layer, sums in expected.layers.items():
-        own = found.layers[layer]
-        assert np.array_equal(own.tokens, sums.tokens)
-        assert np.array_equal(own.anchored, sums.anchored)
-        assert np.allclose(own.activation, sums.activation, rtol=1e-5, atol=1e-6)
-        assert np.allclose(own.removed, sums.removed, rtol=1e-5, atol=1e-6)
+        layer_sums = found.layers[layer]
+        assert np.array_equal(layer_sums.tokens, sums.tokens)
+        assert np.array_equal(layer_sums.anchored, sums.anchored)
+        assert np.allclose(layer_sums.activation, sums.activation, rtol=1e-5, atol=1e-6)
+        assert np.allclose(layer_sums.removed, sums.removed, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
@@ -132,14 +132,14 @@ def test_the_whole_model_in_memory_gives_the_same(family: str, dtype: Any, tmp_p
     experts = {layer.index: Experts.of(layer) for layer in expert_layout(model).layers}
     norms = {layer: [own.norms(expert) for expert in range(6)] for layer, own in experts.items()}
     model.to(dtype).save_pretrained(tmp_path / "model")
-    found = calibrate_layerwise(tmp_path / "model", some_windows(), tmp_path / "spill")
-    same(found.calibration, expected)
-    assert found.norms.keys() == norms.keys()
+    result = calibrate_layerwise(tmp_path / "model", some_windows(), tmp_path / "spill")
+    same(result.calibration, expected)
+    assert result.norms.keys() == norms.keys()
     for layer, each in norms.items():
-        assert (found.norms[layer].name, found.norms[layer].n_experts) == (experts[layer].name, 6)
+        assert (result.norms[layer].name, result.norms[layer].n_experts) == (experts[layer].name, 6)
         for expert, (first, down) in enumerate(each):
-            own = found.norms[layer].norms(expert)
-            assert torch.equal(own[0], first) and torch.equal(own[1], down)
+            up_norms, down_norms = result.norms[layer].norms(expert)
+            assert torch.equal(up_norms, first) and torch.equal(down_norms, down)
 
 
 @pytest.mark.parametrize("family", FUSED)
@@ -147,7 +147,9 @@ def test_experts_fused_on_disk(family: str, tmp_path: Path) -> None:
     model = build(family)
     expected = calibrate(model, some_windows())
     model.config.save_pretrained(tmp_path)
-    save_file({name: one.numpy() for name, one in model.state_dict().items()}, tmp_path / NAME)
+    save_file(
+        {name: tensor.numpy() for name, tensor in model.state_dict().items()}, tmp_path / NAME
+    )
     assert any(name.endswith("experts.gate_up_proj") for name in load_file(tmp_path / NAME))
     same(calibrate_layerwise(tmp_path, some_windows(), tmp_path / "spill").calibration, expected)
 
@@ -198,18 +200,18 @@ def test_after_a_kill_finished_layers_are_not_run_again(tmp_path: Path) -> None:
     model, windows = build("deepseek_v3"), some_windows()
     expected = calibrate(model, windows)
     model.save_pretrained(tmp_path / "model")
-    seen: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
 
     def progress(done: int, total: int) -> None:
-        seen.append((done, total))
+        reports.append((done, total))
         if done > 2 * 81:
             raise Killed
 
     with pytest.raises(Killed):
         calibrate_layerwise(tmp_path / "model", windows, tmp_path / "spill", progress)
-    assert seen == [(72, 324), (81, 324), (153, 324), (162, 324), (234, 324)]  # 3 x 24, then 9
-    left = ["hidden-2.npy", "norms-1.npy", "source", "sums-0.npz", "sums-1.npz"]
-    assert files(tmp_path / "spill") == left
+    assert reports == [(72, 324), (81, 324), (153, 324), (162, 324), (234, 324)]  # 3 x 24, then 9
+    remaining = ["hidden-2.npy", "norms-1.npy", "source", "sums-0.npz", "sums-1.npz"]
+    assert files(tmp_path / "spill") == remaining
     hidden = np.load(tmp_path / "spill" / "hidden-2.npy")
     assert (hidden.shape, hidden.dtype) == ((81, 32), np.float32)
 
@@ -218,11 +220,11 @@ def test_after_a_kill_finished_layers_are_not_run_again(tmp_path: Path) -> None:
     (tmp_path / "spill" / "hidden-1.npy").touch()
     for layer in (0, 1):
         poison(tmp_path / "model", f"model.layers.{layer}.")
-    found = calibrate_layerwise(
-        tmp_path / "model", windows, tmp_path / "spill", lambda *args: seen.append(args)
+    result = calibrate_layerwise(
+        tmp_path / "model", windows, tmp_path / "spill", lambda *args: reports.append(args)
     )
-    same(found.calibration, expected)
-    assert seen[5:] == [(234, 324), (243, 324), (315, 324), (324, 324)]
+    same(result.calibration, expected)
+    assert reports[5:] == [(234, 324), (243, 324), (315, 324), (324, 324)]
     done = ["norms-1.npy", "norms-2.npy", "norms-3.npy", "source"]
     done += [f"sums-{layer}.npz" for layer in range(4)]
     assert files(tmp_path / "spill") == done
@@ -337,8 +339,8 @@ def test_what_old_checkpoints_hold_besides_is_left_alone(tmp_path: Path) -> None
     tensors = load_file(tmp_path / "model" / NAME)
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
     save_file(tensors, tmp_path / "model" / NAME)
-    found = calibrate_layerwise(tmp_path / "model", some_windows(), tmp_path / "spill")
-    same(found.calibration, expected)
+    result = calibrate_layerwise(tmp_path / "model", some_windows(), tmp_path / "spill")
+    same(result.calibration, expected)
 
 
 def test_damaged_weights_are_named(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from crisp.checkpoint.files import weights_digest  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.prepare.importance import NeuronOrder  # noqa: E402
-from crisp.prepare.request import PreparationRequest  # noqa: E402
 from crisp.prepare.pipeline import prepare, refresh  # noqa: E402
+from crisp.prepare.request import PreparationRequest  # noqa: E402
 from crisp.prepare.roles import read_method  # noqa: E402
 from crisp.profile.metadata import FILE, Metadata  # noqa: E402
 
@@ -100,10 +100,10 @@ def test_plain_transformers_loads_it_and_computes_the_same(model: Path, prepared
 
 def test_files_keep_their_names_and_sizes(model: Path, prepared: Path) -> None:
     sizes = {path.name: path.stat().st_size for path in model.iterdir()}
-    found = {path.name: path.stat().st_size for path in prepared.iterdir()}
-    assert found.pop(FILE) < 2_000_000
-    assert found.pop("README.md")
-    assert found == sizes
+    found_sizes = {path.name: path.stat().st_size for path in prepared.iterdir()}
+    assert found_sizes.pop(FILE) < 2_000_000
+    assert found_sizes.pop("README.md")
+    assert found_sizes == sizes
     page = (prepared / "README.md").read_text()
     assert page.startswith("# toy, prepared\n")
     assert "neurons by importance, roles grouped(passes=2,share=0.25,seed=0,least=4) of" in page
@@ -111,24 +111,24 @@ def test_files_keep_their_names_and_sizes(model: Path, prepared: Path) -> None:
 
 
 def test_the_metadata_says_what_was_found_and_how(model: Path, prepared: Path) -> None:
-    found = Metadata.load(prepared / FILE)
-    assert found.weights == weights_digest(prepared) != weights_digest(model)
-    assert (found.spec.name, found.spec.block, found.order) == ("toy", 16, "importance")
-    facts = found.provenance
+    metadata = Metadata.load(prepared / FILE)
+    assert metadata.weights == weights_digest(prepared) != weights_digest(model)
+    assert (metadata.spec.name, metadata.spec.block, metadata.order) == ("toy", 16, "importance")
+    facts = metadata.provenance
     assert facts["tokens"] == 1024
     assert [text.partition(" ")[0] for text in facts["texts"]] == ["contract.md", "traces.md"]
     assert set(facts["seconds"]) == {"calibration", "roles", "reordering"}
-    assert (found.expert_counts.sum(1) == 2 * 1024).all()  # top-2 in every layer
-    assert (found.pair_counts.sum((1, 2)) == 1024).all()
+    assert (metadata.expert_counts.sum(1) == 2 * 1024).all()  # top-2 in every layer
+    assert (metadata.pair_counts.sum((1, 2)) == 1024).all()
     roles = facts["roles"]
-    assert 0 < roles["measured"] <= roles["pairs"] == int((found.pair_counts > 0).sum())
+    assert 0 < roles["measured"] <= roles["pairs"] == int((metadata.pair_counts > 0).sum())
     # Leading neurons hold most of the importance, and more than half of them all of it at the end.
-    reached = found.expert_counts > 0
-    assert (np.diff(found.curves[reached]) >= 0).all()
-    np.testing.assert_allclose(found.curves[reached][:, -1], 1, rtol=1e-6)
-    assert (found.curves[reached][:, 15] > 0.5).all()
+    reached = metadata.expert_counts > 0
+    assert (np.diff(metadata.curves[reached]) >= 0).all()
+    np.testing.assert_allclose(metadata.curves[reached][:, -1], 1, rtol=1e-6)
+    assert (metadata.curves[reached][:, 15] > 0.5).all()
     # The same importance orders blocks: the first of an expert contributes more than the last.
-    assert (found.contributions[reached][:, 0] > found.contributions[reached][:, -1]).all()
+    assert (metadata.contributions[reached][:, 0] > metadata.contributions[reached][:, -1]).all()
     unreached = {(layer, expert) for layer, expert in facts["unreached"]}
     assert unreached == set(zip(*map(np.ndarray.tolist, np.nonzero(~reached)), strict=True))
 
@@ -186,8 +186,8 @@ def test_a_kill_costs_the_layer_under_way(model: Path, prepared: Path, tmp_path:
     waited(lambda: (work / "roles-1.npy").exists() or process.poll() is not None)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    kept = {path.name: path.stat().st_mtime_ns for path in work.glob("*.np*")}
-    assert {"calibration.npz", "roles-0.npy", "roles-1.npy"} <= set(kept)
+    times = {path.name: path.stat().st_mtime_ns for path in work.glob("*.np*")}
+    assert {"calibration.npz", "roles-0.npy", "roles-1.npy"} <= set(times)
     assert not out.exists()
 
     process = subprocess.Popen(command(model, out), cwd=ROOT, stdout=subprocess.PIPE)
@@ -195,16 +195,16 @@ def test_a_kill_costs_the_layer_under_way(model: Path, prepared: Path, tmp_path:
     now = {path.name: path.stat().st_mtime_ns for path in work.glob("roles-*.npy")}
     printed, _ = process.communicate()
     assert process.returncode == 0
-    assert all(now.get(name, when) == when for name, when in kept.items() if "roles" in name)
+    assert all(now.get(name, when) == when for name, when in times.items() if "roles" in name)
     assert f"{out}: toy, prepared".encode() in printed
     same(Metadata.load(out / FILE), Metadata.load(prepared / FILE))
 
 
 def test_losses_of_widths_are_measured_layer_by_layer(model: Path, tmp_path: Path) -> None:
     """Of neurons in their new order; a refresh from the same text measures the same."""
-    asked = replace(ASKED, method=read_method("weight"), width_losses=256)
+    request = replace(ASKED, method=read_method("weight"), width_losses=256)
     out, work = tmp_path / "out", tmp_path / "out.partial"
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
 
     def interrupt(stage: str, done: int, total: int) -> None:
         if stage == "widths" and done > 10:  # a layer has 4 experts, 2 roles
@@ -212,46 +212,46 @@ def test_losses_of_widths_are_measured_layer_by_layer(model: Path, tmp_path: Pat
 
     def watch(stage: str, done: int, total: int) -> None:
         if stage == "widths":
-            told.append((done, total))
+            progress.append((done, total))
 
     with pytest.raises(KeyboardInterrupt):
-        prepare(model, out, asked, interrupt)
+        prepare(model, out, request, interrupt)
     assert [path.name for path in work.glob("widths-*")] == ["widths-0.npz"]
-    found = prepare(model, out, asked, watch)
-    assert told == [(done, 16) for done in range(1, 17)]
-    facts = found.provenance
+    metadata = prepare(model, out, request, watch)
+    assert progress == [(done, 16) for done in range(1, 17)]
+    facts = metadata.provenance
     assert facts["width_losses"] == {"tokens": 256, "widths": [0, 1, 2, 3], "least": 16}
     assert "widths" in facts["seconds"]
-    losses, counts = found.width_losses, found.role_counts
+    losses, counts = metadata.width_losses, metadata.role_counts
     assert losses is not None and counts is not None
     assert (counts.sum(axis=1) == 256).all()  # top-2: every token has one in each role
     assert np.array_equal(np.isnan(losses).all(axis=3), counts < 16)
     assert (losses[counts >= 16][:, 0] > 0).all() and (losses[counts >= 16][:, -1] == 0).all()
-    same(Metadata.load(out / FILE), found)
-    again = refresh(out, asked, silent)
+    same(Metadata.load(out / FILE), metadata)
+    again = refresh(out, request, silent)
     np.testing.assert_array_equal(again.role_counts, counts)
     np.testing.assert_allclose(again.width_losses, losses, rtol=1e-3, atol=1e-7)
-    assert refresh(out, replace(asked, width_losses=None), silent).width_losses is None
+    assert refresh(out, replace(request, width_losses=None), silent).width_losses is None
 
 
 def test_roles_may_be_left_to_the_router(model: Path, tmp_path: Path) -> None:
-    asked = replace(ASKED, method=read_method("weight"))
-    found = prepare(model, tmp_path / "out", asked, silent)
-    assert (found.profile().dominant == -1).all()
-    assert found.provenance["roles"]["measured"] == 0 < found.provenance["roles"]["pairs"]
+    request = replace(ASKED, method=read_method("weight"))
+    metadata = prepare(model, tmp_path / "out", request, silent)
+    assert (metadata.profile().dominant == -1).all()
+    assert metadata.provenance["roles"]["measured"] == 0 < metadata.provenance["roles"]["pairs"]
 
 
 def test_layer_by_layer_gives_the_same_model(model: Path, tmp_path: Path) -> None:
-    asked = replace(ASKED, method=read_method("local"))
-    whole = prepare(model, tmp_path / "whole", asked, silent)
-    parts = prepare(model, tmp_path / "parts", replace(asked, layerwise=True), silent)
+    request = replace(ASKED, method=read_method("local"))
+    whole = prepare(model, tmp_path / "whole", request, silent)
+    parts = prepare(model, tmp_path / "parts", replace(request, layerwise=True), silent)
     same(parts, whole, {"layerwise"})
     assert parts.provenance["layerwise"] is True
 
 
 def test_refreshing_from_the_same_text_finds_the_same(prepared: Path) -> None:
     before = Metadata.load(prepared / FILE)
-    kept = {path: path.read_bytes() for path in prepared.iterdir()}
+    contents = {path: path.read_bytes() for path in prepared.iterdir()}
     after = refresh(prepared, ASKED, silent)
     for name in ("expert_counts", "pair_counts"):
         np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
@@ -262,14 +262,14 @@ def test_refreshing_from_the_same_text_finds_the_same(prepared: Path) -> None:
     assert after.provenance["refreshed"] is True
     ordered_from = after.provenance["ordered_from"]
     assert ordered_from == {k: before.provenance[k] for k in ("texts", "tokens", "window")}
-    assert {path: path.read_bytes() for path in prepared.iterdir()} == kept
+    assert {path: path.read_bytes() for path in prepared.iterdir()} == contents
 
 
 def test_refreshing_from_other_text_finds_other_counts(prepared: Path) -> None:
-    asked = replace(
+    request = replace(
         ASKED, texts=[ROOT / "crisp" / "model" / "config.py"], method=read_method("local")
     )
-    after = refresh(prepared, asked, silent)
+    after = refresh(prepared, request, silent)
     assert not np.array_equal(after.pair_counts, Metadata.load(prepared / FILE).pair_counts)
 
 
@@ -444,20 +444,20 @@ def test_a_tokenizer_of_another_model_is_refused(model: Path, tmp_path: Path) ->
             weights[name] = weights[name][:500].clone()
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with_config(vocab_size=500)(folder)
-    for asked in (ASKED, replace(ASKED, method=read_method("local"), layerwise=True)):
+    for request in (ASKED, replace(ASKED, method=read_method("local"), layerwise=True)):
         with pytest.raises(CrispError, match=r"its tokenizer gives token .* knows 500 tokens"):
-            prepare(folder, tmp_path / "out", asked, silent)
+            prepare(folder, tmp_path / "out", request, silent)
 
 
 def test_a_full_disk_keeps_the_old_metadata(prepared: Path, tmp_path: Path) -> None:
     before = (prepared / FILE).read_bytes()
-    found = Metadata.load(prepared / FILE)
+    metadata = Metadata.load(prepared / FILE)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
         with pytest.raises(CrispError, match=r"crisp\.safetensors: cannot be written"):
-            found.save(prepared / FILE)
+            metadata.save(prepared / FILE)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)

@@ -65,8 +65,8 @@ def orders(found: ExpertLayout, seed: int = 0) -> dict[int, Any]:
 
 def reordered(source: Path, out: Path, seed: int = 0, **more: Any) -> str:
     out.mkdir(exist_ok=True)
-    found = skeleton(source)
-    return reorder(source, out, orders(found, seed), found, **more)
+    layout = skeleton(source)
+    return reorder(source, out, orders(layout, seed), layout, **more)
 
 
 def mixtral(dtype: Any = torch.float32) -> Any:
@@ -125,9 +125,9 @@ def test_every_family_computes_the_same_with_its_neurons_elsewhere(
     same_function(source, out)
     # In the model's own modules every expert has got its permutation, and nothing else has changed.
     mine, theirs = load(source, torch.float32), load(out, torch.float32)
-    found = expert_layout(mine)
-    for index, permutation in orders(found).items():
-        (layer,) = [layer for layer in found.layers if layer.index == index]
+    layout = expert_layout(mine)
+    for index, permutation in orders(layout).items():
+        (layer,) = [layer for layer in layout.layers if layer.index == index]
         for expert, order in enumerate(permutation):
             Experts.of(layer).shuffle(expert, torch.from_numpy(order))
     after = theirs.state_dict()
@@ -210,13 +210,13 @@ def test_files_keep_their_names_and_sizes_and_all_else_its_bytes(
     for name in before:
         if not name.endswith(".safetensors"):
             assert after[name] == before[name]
-    found = open_checkpoint(original)
-    for shard in found.shards:  # header and what belongs to no expert, byte by byte
-        start = found.tensors_of(shard)[0].offset
+    checkpoint = open_checkpoint(original)
+    for shard in checkpoint.shards:  # header and what belongs to no expert, byte by byte
+        start = checkpoint.tensors_of(shard)[0].offset
         assert after[shard][:start] == before[shard][:start]
-        for tensor in found.tensors_of(shard):
-            own = slice(tensor.offset, tensor.offset + tensor.nbytes)
-            assert (after[shard][own] == before[shard][own]) == (".experts." not in tensor.name)
+        for tensor in checkpoint.tensors_of(shard):
+            place = slice(tensor.offset, tensor.offset + tensor.nbytes)
+            assert (after[shard][place] == before[shard][place]) == (".experts." not in tensor.name)
 
 
 def test_the_digest_does_not_depend_on_the_shards(original: Path, tmp_path: Path) -> None:
@@ -225,9 +225,9 @@ def test_the_digest_does_not_depend_on_the_shards(original: Path, tmp_path: Path
 
 
 def test_the_order_that_is_there_changes_nothing(original: Path, tmp_path: Path) -> None:
-    found = skeleton(original)
+    layout = skeleton(original)
     same = {layer: np.tile(np.arange(F), (E, 1)) for layer in range(LAYERS)}
-    assert reorder(original, tmp_path, same, found) == weights_digest(original)
+    assert reorder(original, tmp_path, same, layout) == weights_digest(original)
     assert files(tmp_path) == files(original)
 
 
@@ -256,13 +256,13 @@ def files_of(checkpoint: Any) -> list[str]:
 
 
 def test_progress_counts_the_bytes_of_all_tensors(original: Path, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    reordered(original, tmp_path, progress=lambda *counts: seen.append(counts))
+    progress: list[tuple[int, int]] = []
+    reordered(original, tmp_path, progress=lambda *counts: progress.append(counts))
     tensors = open_checkpoint(original).tensors.values()
     total = sum(tensor.nbytes for tensor in tensors)
-    assert len(seen) == len(tensors)
-    assert seen == sorted(seen)
-    assert seen[-1] == (total, total)
+    assert len(progress) == len(tensors)
+    assert progress == sorted(progress)
+    assert progress[-1] == (total, total)
 
 
 def test_memory_does_not_grow_with_the_number_of_experts(tmp_path: Path) -> None:
@@ -274,12 +274,12 @@ def test_memory_does_not_grow_with_the_number_of_experts(tmp_path: Path) -> None
     model = transformers.AutoModelForCausalLM.from_config(config)
     save_file(model.state_dict(), tmp_path / "model.safetensors")  # one tensor of 33 MB
     del model
-    found, out = skeleton(tmp_path), tmp_path / "out"
-    permutations = orders(found)
+    layout, out = skeleton(tmp_path), tmp_path / "out"
+    permutations = orders(layout)
     out.mkdir()
     tracemalloc.start()
     try:
-        reorder(tmp_path, out, permutations, found)
+        reorder(tmp_path, out, permutations, layout)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -296,8 +296,8 @@ class Stop(Exception):
 
 def stopping_after(count: int, source: Path) -> Callable[[int, int], None]:
     """Progress that stops the run when so many shards are finished, and in the next."""
-    found = open_checkpoint(source)
-    bytes_of = [sum(x.nbytes for x in found.tensors_of(shard)) for shard in found.shards]
+    checkpoint = open_checkpoint(source)
+    bytes_of = [sum(x.nbytes for x in checkpoint.tensors_of(shard)) for shard in checkpoint.shards]
     limit = sum(bytes_of[:count])
 
     def progress(done: int, _: int) -> None:
@@ -315,10 +315,10 @@ def test_a_stopped_run_goes_on_at_the_last_finished_shard(original: Path, tmp_pa
     assert set(files(out)) == {first, second}  # nothing that could pass for a checkpoint
     stamps = [(out / name).stat().st_mtime_ns for name in (first, second)]
     (out / f".{third}.4711.part").write_text("of a process that was killed")
-    seen: list[int] = []
-    digest = reordered(original, out, done=done, progress=lambda now, _: seen.append(now))
+    progress: list[int] = []
+    digest = reordered(original, out, done=done, progress=lambda now, _: progress.append(now))
     assert [(out / name).stat().st_mtime_ns for name in (first, second)] == stamps
-    assert seen == sorted(seen)
+    assert progress == sorted(progress)
     assert digest == weights_digest(out) == reordered(original, tmp_path / "at once")
     assert files(out) == files(tmp_path / "at once")
 
@@ -373,13 +373,13 @@ def test_a_full_disk_leaves_nothing_half_written(
 ) -> None:
     if not foreseen:  # as on a file system that cannot set space aside
         monkeypatch.setattr(os, "posix_fallocate", lambda *_: None)
-    found = skeleton(original)
+    layout = skeleton(original)
     shard = open_checkpoint(original).shards[0]
     with (
         pytest.raises(CrispError, match=f"{shard}: cannot be written: File too large") as caught,
         limited(20_000),
     ):
-        reorder(original, tmp_path, orders(found), found)
+        reorder(original, tmp_path, orders(layout), layout)
     assert str(tmp_path / shard) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert files(tmp_path) == {}
@@ -556,10 +556,10 @@ IDENTITY = np.tile(np.arange(F), (E, 1))
 def test_what_is_no_permutation(
     original: Path, tmp_path: Path, change: Mapping[int, Any], message: str
 ) -> None:
-    given = {0: IDENTITY, 1: IDENTITY, 2: IDENTITY, **change}
-    given = {layer: order for layer, order in given.items() if order is not None}
+    permutations = {0: IDENTITY, 1: IDENTITY, 2: IDENTITY, **change}
+    permutations = {layer: order for layer, order in permutations.items() if order is not None}
     with pytest.raises(CrispError, match=message):
-        reorder(original, tmp_path, given, skeleton(original))
+        reorder(original, tmp_path, permutations, skeleton(original))
     assert files(tmp_path) == {}
 
 

@@ -25,12 +25,12 @@ def geometry(model: Any, block: int = 4) -> ModelSpec:
     return ModelSpec.from_config(model.config.to_dict()).with_(block=block)
 
 
-def chances(model: Any, read: TokenWindows, layer: int, expert: int, role: int, left: int) -> Any:
+def chances(model: Any, text: TokenWindows, layer: int, expert: int, role: int, left: int) -> Any:
     """Of every token that may follow each scored one, and how often the expert has the role.
 
     Expert by expert and token by token; with its ``left`` first neurons where it has the role.
     """
-    module, seen = model.model.layers[layer].mlp.experts, []
+    module, calls = model.model.layers[layer].mlp.experts, []
 
     def forward(hidden: Any, index: Any, weights: Any) -> Any:
         out = torch.zeros_like(hidden)
@@ -39,7 +39,7 @@ def chances(model: Any, read: TokenWindows, layer: int, expert: int, role: int, 
                 e, w = int(index[row, column]), weights[row, column]
                 is_anchor = bool(w == weights[row].max())
                 here = e == expert and is_anchor == (role == 0)
-                seen.append(here)
+                calls.append(here)
                 n = left if here else 24
                 gate, up = module.gate_up_proj[e, :n], module.gate_up_proj[e, 24 : 24 + n]
                 x = hidden[row]
@@ -48,39 +48,39 @@ def chances(model: Any, read: TokenWindows, layer: int, expert: int, role: int, 
         return out
 
     module.forward = forward
-    found = []
+    probabilities = []
     with torch.no_grad():
-        for tokens, fresh in zip(read.tokens, read.fresh, strict=True):
-            logits = model(torch.from_numpy(tokens)[None]).logits[0].numpy()[:-1][-fresh:]
+        for tokens, scored in zip(text.tokens, text.scored, strict=True):
+            logits = model(torch.from_numpy(tokens)[None]).logits[0].numpy()[:-1][-scored:]
             shifted = np.exp(logits - logits.max(1, keepdims=True))
-            found.append(shifted / shifted.sum(1, keepdims=True))
+            probabilities.append(shifted / shifted.sum(1, keepdims=True))
     del module.forward
-    return np.concatenate(found), sum(seen)
+    return np.concatenate(probabilities), sum(calls)
 
 
 @pytest.mark.parametrize("k", [2, 3])
 def test_it_is_how_far_predictions_move(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "BATCH_TOKENS", 32)
     monkeypatch.setattr(width_losses, "LEAST", 8)
-    model, read = mixtral(k=k), windows([12, 12, 12, 9])
-    read.fresh[1] = 5  # the window's first half only gives context
+    model, text = mixtral(k=k), windows([12, 12, 12, 9])
+    text.scored[1] = 5  # the window's first half only gives context
     spec = geometry(model)
     assert measured_widths(spec) == [0, 1, 2, 3, 5]  # 0, 1/8, 1/4 and 3/8, 1/2, 3/4; rounded up
-    found = dict(width_losses.each_width_losses(model, read, spec))
-    assert list(found) == [0, 1]
-    for layer, own in found.items():
-        assert own.counts.sum() == 45 * k and own.counts[:, 0].sum() == 45
+    by_layer = dict(width_losses.each_width_losses(model, text, spec))
+    assert list(by_layer) == [0, 1]
+    for layer, layer_losses in by_layer.items():
+        assert layer_losses.counts.sum() == 45 * k and layer_losses.counts[:, 0].sum() == 45
         measured = 0
         for expert, role in np.ndindex(4, 2):
-            plain, count = chances(model, read, layer, expert, role, 24)
-            losses = own.losses[expert, role]
-            assert own.counts[expert, role] == count
+            plain, count = chances(model, text, layer, expert, role, 24)
+            losses = layer_losses.losses[expert, role]
+            assert layer_losses.counts[expert, role] == count
             if count < 8:
                 assert np.isnan(losses).all()
                 continue
             measured += 1
             for width in (0, 3, 5):
-                moved, _ = chances(model, read, layer, expert, role, 4 * width)
+                moved, _ = chances(model, text, layer, expert, role, 4 * width)
                 each = (plain * np.log(plain / moved)).sum(axis=1)
                 assert losses[width] == pytest.approx(each.mean(), rel=1e-6)
             assert losses[4] == pytest.approx((losses[3] + losses[5]) / 2)
@@ -92,53 +92,53 @@ def test_only_windows_with_such_a_token_run_from_the_layer_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One run in full of these windows, and one for each measured width."""
-    model, read = mixtral(layers=3), windows([4] * 40)
+    model, text = mixtral(layers=3), windows([4] * 40)
     spec, calls = geometry(model), []
     for at, layer in enumerate(model.model.layers):
         layer.self_attn.register_forward_hook(
             lambda _, __, out, at=at: calls.append((at, len(out[0])))
         )
-    found = width_losses.each_width_losses(model, read, spec, skip={0, 2})
-    (batch,) = Ablation(model, read).plain(1)
+    measured = width_losses.each_width_losses(model, text, spec, skip={0, 2})
+    (batch,) = Ablation(model, text).plain(1)
     calls.clear()
-    ((layer, own),) = found
+    ((layer, own),) = measured
     assert layer == 1 and calls.pop(0) == (0, 40)  # the plain run
-    asked = 0
+    runs = 0
     for expert, role in np.ndindex(4, 2):
         columns = batch.experts[:, :1] if role == 0 else batch.experts[:, 1:]
-        held = (columns == expert).any(axis=1)
-        if held.sum() >= width_losses.LEAST:
-            asked += int(held.reshape(40, 4).any(axis=1).sum())
+        routed = (columns == expert).any(axis=1)
+        if routed.sum() >= width_losses.LEAST:
+            runs += int(routed.reshape(40, 4).any(axis=1).sum())
     assert not any(at == 0 for at, _ in calls)
-    assert sum(n for at, n in calls if at == 1) == 40 + asked * (1 + len(measured_widths(spec)))
+    assert sum(n for at, n in calls if at == 1) == 40 + runs * (1 + len(measured_widths(spec)))
     assert np.isfinite(own.losses).any()
 
 
 def test_progress_comes_to_its_end() -> None:
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     model = mixtral(layers=3)
-    found = width_losses.each_width_losses(
-        model, windows([6, 6]), geometry(model, 16), {1}, lambda *now: told.append(now)
+    measured = width_losses.each_width_losses(
+        model, windows([6, 6]), geometry(model, 16), {1}, lambda *now: progress.append(now)
     )
-    assert [layer for layer, _ in found] == [0, 2]
-    assert told == [(done, 16) for done in range(1, 17)]  # two layers, 4 experts, 2 roles
+    assert [layer for layer, _ in measured] == [0, 2]
+    assert progress == [(done, 16) for done in range(1, 17)]  # two layers, 4 experts, 2 roles
 
 
 def test_windows_are_taken_from_all_over_the_text() -> None:
-    read = windows([10] * 8 + [7])
-    for number, tokens in enumerate(read.tokens):
+    text = windows([10] * 8 + [7])
+    for number, tokens in enumerate(text.tokens):
         tokens[0] = number
-    for tokens, kept in (
+    for tokens, first_tokens in (
         (10, [4]),
         (39, [1, 4, 7]),
         (80, [0, 1, 2, 3, 5, 6, 7, 8]),
         (999, range(9)),
     ):
-        found = sample_windows(read, tokens)
-        assert [one[0] for one in found.tokens] == list(kept)
-        assert found.fresh == [len(one) - 1 for one in found.tokens]
+        sample = sample_windows(text, tokens)
+        assert [one[0] for one in sample.tokens] == list(first_tokens)
+        assert sample.scored == [len(one) - 1 for one in sample.tokens]
     with pytest.raises(CrispError, match="--width-losses 9: at least a window of 10 tokens"):
-        sample_windows(read, 9)
+        sample_windows(text, 9)
 
 
 def test_neurons_stand_in_their_order_for_a_while() -> None:

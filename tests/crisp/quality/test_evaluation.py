@@ -84,7 +84,7 @@ def test_narrow_experts_cost_more_than_a_skipped_second_one(
     half = measured(tiny, windows, full, "uniform(.5)")
     single = measured(tiny, windows, full, "single")
     most = measured(tiny, windows, full, "uniform(.75)")
-    losses = [own.whole.ratio for own in (most, single, half)]
+    losses = [quality.whole.ratio for quality in (most, single, half)]
     assert all(loss is not None and loss.interval is not None for loss in losses)
     # the neurons are in no particular order: pruning half of each hurts most
     assert losses[2].interval[0] > losses[1].interval[1]  # type: ignore[union-attr,index]
@@ -107,10 +107,10 @@ def test_texts_are_told_apart(tiny: LoadedModel, windows: TokenWindows, full: Qu
 def test_tiers_are_those_of_the_profile(
     tiny: LoadedModel, windows: TokenWindows, full: Quality, profile: Profile
 ) -> None:
-    found = measured(tiny, windows, full, "tiered", profile=profile)
-    assert sum(row.events for row in found.by_tier) == LAYERS * windows.n_scored
-    assert sum(row.share or 0 for row in found.by_tier) == pytest.approx(1)
-    assert all(row.retention is not None for row in found.by_tier)
+    quality = measured(tiny, windows, full, "tiered", profile=profile)
+    assert sum(row.events for row in quality.by_tier) == LAYERS * windows.n_scored
+    assert sum(row.share or 0 for row in quality.by_tier) == pytest.approx(1)
+    assert all(row.retention is not None for row in quality.by_tier)
     # Tokens whose pairs are all hot would keep everything; widths that skip nothing in cold too.
     same = measured(tiny, windows, full, "tiered(warm=1,cold=1)", profile=profile)
     assert [row.retention.value for row in same.by_tier if row.retention] == [1, 1, 1]
@@ -121,8 +121,8 @@ def test_renormalizing_changes_the_loss(
     tiny: LoadedModel, windows: TokenWindows, full: Quality
 ) -> None:
     dropped = measured(tiny, windows, full, "single").whole.perplexity.value
-    given = measured(tiny, windows, full, "single", renormalize=True).whole.perplexity.value
-    assert dropped != given
+    renormalized = measured(tiny, windows, full, "single", renormalize=True).whole.perplexity.value
+    assert dropped != renormalized
 
 
 def distinct(tiny: LoadedModel, windows: TokenWindows) -> int:
@@ -132,7 +132,7 @@ def distinct(tiny: LoadedModel, windows: TokenWindows) -> int:
         for tokens in windows.tokens:
             tiny.model(input_ids=torch.tensor(tokens)[None])
             for row in recorder.take().experts:
-                seen |= {(layer, int(e)) for layer, own in enumerate(row) for e in own}
+                seen |= {(layer, int(e)) for layer, experts in enumerate(row) for e in experts}
     return len(seen)
 
 
@@ -143,17 +143,17 @@ def test_a_cache_that_holds_all_loads_each_expert_once(
     few = replace(
         windows,
         tokens=[tokens[:8] for tokens in windows.tokens[:3]],
-        fresh=[7] * 3,
+        scored=[7] * 3,
         text=[0] * 3,
         dataset=windows.dataset[:1],
     )
     policy = named("lru", scope=scope)
-    found = evaluate(tiny, few, policy, spec=geometry(tiny, 16), budget=Budget.parse("100%"))
+    quality = evaluate(tiny, few, policy, spec=geometry(tiny, 16), budget=Budget.parse("100%"))
     once = distinct(tiny, few)
-    assert found.costs["tasks_per_token"] == LAYERS * K
-    assert found.costs["bytes_loaded_per_token"] == once * BLOCKS * BLOCK / 24
-    assert found.costs["hit_rate"] == pytest.approx(1 - once / (24 * LAYERS * K))
-    assert found.settings["batch"] == 1
+    assert quality.costs["tasks_per_token"] == LAYERS * K
+    assert quality.costs["bytes_loaded_per_token"] == once * BLOCKS * BLOCK / 24
+    assert quality.costs["hit_rate"] == pytest.approx(1 - once / (24 * LAYERS * K))
+    assert quality.settings["batch"] == 1
 
 
 def test_everything_is_said_as_json(
@@ -171,9 +171,9 @@ def test_everything_is_said_as_json(
         "tasks_per_token", "hit_rate", "partial_hit_rate", "bytes_loaded_per_token",
     }  # fmt: skip
     assert second["metrics"]["ratio_interval"][0] < second["metrics"]["ratio"]
-    for one in (first, second):
-        nulls = {name for name, value in one["metrics"].items() if value is None}
-        assert nulls == set(one["unavailable"])
+    for quality in (first, second):
+        nulls = {name for name, value in quality["metrics"].items() if value is None}
+        assert nulls == set(quality["unavailable"])
     settings = second["settings"]
     assert settings["policy"]["width"] == "single"
     assert (settings["window"], settings["stride"], settings["windows"]) == (64, 64, 8)
@@ -182,10 +182,10 @@ def test_everything_is_said_as_json(
 
 
 def test_a_single_window_has_no_interval(tiny: LoadedModel, windows: TokenWindows) -> None:
-    one = replace(windows, tokens=windows.tokens[:1], fresh=[63], text=[0])
-    found = evaluate(tiny, replace(one, dataset=windows.dataset[:1]), named("fo")).to_dict()
-    assert found["metrics"]["perplexity_interval"] is None
-    assert found["unavailable"]["perplexity_interval"] == "there is a single window"
+    one = replace(windows, tokens=windows.tokens[:1], scored=[63], text=[0])
+    result = evaluate(tiny, replace(one, dataset=windows.dataset[:1]), named("fo")).to_dict()
+    assert result["metrics"]["perplexity_interval"] is None
+    assert result["unavailable"]["perplexity_interval"] == "there is a single window"
 
 
 def test_tiers_need_counts(tiny: LoadedModel, windows: TokenWindows) -> None:
@@ -199,5 +199,5 @@ def test_a_trained_model_predicts_as_well_as_was_found_before(shared: Path) -> N
     for kind, rough in (("code", 13.61), ("docs", 18.5), ("kjv", 27.12)):
         text = shared / "data" / f"{kind}.heldout.txt"
         windows = read_windows(loaded.tokenizer, [text], 256, limit=8192)
-        found = evaluate(loaded, windows, named("fo")).whole.perplexity
-        assert found.value == pytest.approx(rough, rel=0.2)
+        perplexity = evaluate(loaded, windows, named("fo")).whole.perplexity
+        assert perplexity.value == pytest.approx(rough, rel=0.2)

@@ -49,48 +49,48 @@ def small(**config: Any) -> Any:
     ).eval()
 
 
-def drawn(*lengths: int, fresh: int = 3) -> TokenWindows:
+def drawn(*lengths: int, scored: int = 3) -> TokenWindows:
     draw = np.random.default_rng(0)
     tokens = [draw.integers(0, VOCABULARY, n) for n in lengths]
     return TokenWindows(
-        tokens, [fresh] * len(lengths), [0] * len(lengths), ["a sha256:0"], 9, fresh
+        tokens, [scored] * len(lengths), [0] * len(lengths), ["a sha256:0"], 9, scored
     )
 
 
 def straight(model: Any, windows: TokenWindows) -> list[tuple[float, int]]:
     """Token by token, in float64, from all the logits of one window."""
-    found = []
-    for tokens, fresh in zip(windows.tokens, windows.scored, strict=True):
+    expected = []
+    for tokens, scored in zip(windows.tokens, windows.scored, strict=True):
         logits = model(input_ids=torch.tensor(tokens)[None]).logits[0].double()
-        for place in range(len(tokens) - fresh, len(tokens)):
+        for place in range(len(tokens) - scored, len(tokens)):
             row = logits[place - 1].tolist()
             top = max(range(len(row)), key=row.__getitem__)
             total = sum(np.exp(value - row[top]) for value in row)
-            found.append((row[top] + np.log(total) - row[tokens[place]], top))
-    return found
+            expected.append((row[top] + np.log(total) - row[tokens[place]], top))
+    return expected
 
 
 def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large() -> None:
     model = small()
     torch.nn.init.zeros_(model.lm_head.weight)
-    found = perplexity(score_windows(model, drawn(9, 9, 5)))
-    assert found.value == pytest.approx(VOCABULARY)
-    assert found.interval == pytest.approx((VOCABULARY, VOCABULARY))
+    actual = perplexity(score_windows(model, drawn(9, 9, 5)))
+    assert actual.value == pytest.approx(VOCABULARY)
+    assert actual.interval == pytest.approx((VOCABULARY, VOCABULARY))
 
 
 def test_a_straight_loop_finds_the_same(tiny: LoadedModel, windows: TokenWindows) -> None:
     assert len({len(tokens) for tokens in windows.tokens}) > 1  # a short one at the end
-    found = score_windows(tiny.model, windows, batch=4)
+    scores = score_windows(tiny.model, windows, batch=4)
     with torch.inference_mode():
         expected = straight(tiny.model, windows)
-    assert found.nll == pytest.approx(np.array([nll for nll, _ in expected]), rel=1e-4, abs=1e-5)
-    assert found.top.tolist() == [top for _, top in expected]
+    assert scores.nll == pytest.approx(np.array([nll for nll, _ in expected]), rel=1e-4, abs=1e-5)
+    assert scores.top.tolist() == [top for _, top in expected]
     mean = np.mean([nll for nll, _ in expected])
-    assert perplexity(found).value == pytest.approx(np.exp(mean), rel=1e-5)
-    assert np.bincount(found.window).tolist() == windows.scored
-    assert np.bincount(found.text).tolist() == [
-        sum(n for n, text in zip(windows.scored, windows.text, strict=True) if text == own)
-        for own in (0, 1)
+    assert perplexity(scores).value == pytest.approx(np.exp(mean), rel=1e-5)
+    assert np.bincount(scores.window).tolist() == windows.scored
+    assert np.bincount(scores.text).tolist() == [
+        sum(n for n, text in zip(windows.scored, windows.text, strict=True) if text == number)
+        for number in (0, 1)
     ]
 
 
@@ -108,7 +108,7 @@ def test_one_token_at_a_time_finds_the_same(tiny: LoadedModel, windows: TokenWin
 def test_logits_in_pieces_are_the_models_own(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, windows = small(**config), drawn(9, 9, 9, 5, fresh=4)
+    model, windows = small(**config), drawn(9, 9, 9, 5, scored=4)
     with torch.inference_mode():
         expected = straight(model, windows)
     passes = 0

@@ -27,9 +27,9 @@ def test_perplexity_is_over_tokens_not_over_windows() -> None:
 
 
 def test_windows_that_are_all_alike_leave_no_doubt() -> None:
-    found = perplexity(scores([[1, 2]] * 20))
-    assert found.interval is not None
-    assert found.interval == pytest.approx((found.value, found.value), rel=1e-12)
+    estimate = perplexity(scores([[1, 2]] * 20))
+    assert estimate.interval is not None
+    assert estimate.interval == pytest.approx((estimate.value, estimate.value), rel=1e-12)
 
 
 def test_a_single_window_says_nothing_of_others() -> None:
@@ -44,8 +44,8 @@ def test_the_interval_is_that_of_a_plain_bootstrap() -> None:
     for _ in range(4000):
         chosen = draw.integers(0, len(windows), len(windows))
         plain.append(np.exp(np.mean(np.concatenate([windows[i] for i in chosen]))))
-    found = perplexity(scores(windows))
-    assert found.interval == pytest.approx(np.percentile(plain, [2.5, 97.5]), rel=0.03)
+    estimate = perplexity(scores(windows))
+    assert estimate.interval == pytest.approx(np.percentile(plain, [2.5, 97.5]), rel=0.03)
 
 
 def test_resamples_are_of_whole_windows() -> None:
@@ -62,11 +62,11 @@ def test_resamples_are_of_whole_windows() -> None:
 def test_a_ratio_is_paired_window_by_window() -> None:
     reference = scores([[0.5, 1.0], [4.0, 4.0], [9.0, 2.0]])
     worse = scores([[0.75, 1.25], [4.25, 4.25], [9.25, 2.25]])
-    found = perplexity_ratio(worse, reference)
+    estimate = perplexity_ratio(worse, reference)
     # Perplexities differ from window to window by orders of magnitude; their ratio never does.
-    assert found.value == pytest.approx(math.exp(0.25))
-    assert found.interval == pytest.approx((found.value, found.value))
-    assert found.value == pytest.approx(perplexity(worse).value / perplexity(reference).value)
+    assert estimate.value == pytest.approx(math.exp(0.25))
+    assert estimate.interval == pytest.approx((estimate.value, estimate.value))
+    assert estimate.value == pytest.approx(perplexity(worse).value / perplexity(reference).value)
     low, high = perplexity(worse).interval or (0, 0)
     assert high > 2 * low
 
@@ -74,6 +74,9 @@ def test_a_ratio_is_paired_window_by_window() -> None:
 def test_retention_is_the_share_of_predictions_that_stay() -> None:
     reference = scores([[1, 1, 1], [1]], [[5, 6, 7], [8]])
     other = scores([[2, 2, 2], [2]], [[5, 6, 0], [0]])
-    found = retention(other, reference)
-    assert found.value == 2 / 4
-    assert found.interval == (0, pytest.approx(2 / 3))  # the second window alone; the first alone
+    estimate = retention(other, reference)
+    assert estimate.value == 2 / 4
+    assert estimate.interval == (
+        0,
+        pytest.approx(2 / 3),
+    )  # the second window alone; the first alone

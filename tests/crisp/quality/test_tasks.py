@@ -63,13 +63,13 @@ def tiny() -> LoadedModel:
 
 def likelier(tiny: LoadedModel, question: str, choices: list[str]) -> int:
     """The choice that the model gives the higher likelihood, from its logits alone."""
-    found = []
+    scores = []
     for choice in choices:
         head = tiny.tokenizer(question)["input_ids"]
         ids = tiny.tokenizer(question + choice)["input_ids"]
         logits = tiny.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-        found.append(sum(float(logits[i - 1, ids[i]]) for i in range(len(head), len(ids))))
-    return found.index(max(found))
+        scores.append(sum(float(logits[i - 1, ids[i]]) for i in range(len(head), len(ids))))
+    return scores.index(max(scores))
 
 
 def test_the_attached_model_answers(
@@ -91,8 +91,8 @@ def test_the_attached_model_answers(
         assert narrow.value == right()
     assert tasks.run(tiny, batch=1) == [plain]
     assert json.dumps(plain.to_dict())
-    told = capfd.readouterr()
-    assert (told.out, told.err) == ("", "")  # where nobody looks on
+    output = capfd.readouterr()
+    assert (output.out, output.err) == ("", "")  # where nobody looks on
 
 
 def test_a_data_set_that_is_not_there(task: Path, tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_scores_of_groups_follow_those_of_tasks() -> None:
         "n-samples": {"one": {"original": 9, "effective": 8}},
         "n-shot": {"one": 5},
     }
-    found = [tuple(score.to_dict().values()) for score in tasks_module._scores(results)]
-    assert found == [
+    rows = [tuple(score.to_dict().values()) for score in tasks_module._scores(results)]
+    assert rows == [
         ("one", "acc", 0.5, 0.1, 8, 5),
         ("one", "em,strict", 1.0, None, 8, 5),
         ("both", "acc", 0.75, None, None, None),

@@ -15,9 +15,9 @@ LAYER[2, 3] = LAYER[3, 2] = WARM
 TIERS = np.stack([np.full((4, 4), 99), LAYER, np.full((4, 4), 99), np.full((4, 4), WARM)])
 
 
-def windows(lengths: list[int], fresh: list[int]) -> TokenWindows:
+def windows(lengths: list[int], scored: list[int]) -> TokenWindows:
     tokens = [np.zeros(n, np.int64) for n in lengths]
-    return TokenWindows(tokens, fresh, [0] * len(lengths), ["a sha256:0"], 3, 2)
+    return TokenWindows(tokens, scored, [0] * len(lengths), ["a sha256:0"], 3, 2)
 
 
 def feed(counts: TierCounts, which: int, rows: list[list[int]]) -> None:
@@ -53,11 +53,11 @@ def test_by_tier_by_hand() -> None:
         return Scores(np.array(nll, np.float32), np.array(top, np.int32), window, window * 0)
 
     events = np.array([[2, 0, 0], [1, 1, 0], [0, 2, 0]])
-    found = quality_by_tier(events, scores([1.5, 2, 5], [4, 4, 9]), scores([1, 2, 4], [4, 4, 4]))
-    hot, warm, cold = found
-    assert [row.tier for row in found] == ["hot", "warm", "cold"]
-    assert [row.events for row in found] == [3, 3, 0]
-    assert [row.share for row in found] == [1 / 2, 1 / 2, 0]
+    rows = quality_by_tier(events, scores([1.5, 2, 5], [4, 4, 9]), scores([1, 2, 4], [4, 4, 4]))
+    hot, warm, cold = rows
+    assert [row.tier for row in rows] == ["hot", "warm", "cold"]
+    assert [row.events for row in rows] == [3, 3, 0]
+    assert [row.share for row in rows] == [1 / 2, 1 / 2, 0]
     assert hot.retention is not None
     assert hot.nll_increase is not None
     assert warm.retention is not None

@@ -1,8 +1,8 @@
 """Repeats: a run is measured again until its joules are known as well as was asked.
 
-Two runs of one machine draw different joules. Of several the mean is told, and its 95 % interval by
-Student's t. As the repeats end when the interval happens to be narrow, it is a little too narrow on
-average; LEAST keeps two runs that agree by chance from ending them.
+Two runs of one machine draw different joules. Of several, the mean is given and its 95 % interval
+by Student's t. As the repeats end when the interval happens to be narrow, it is a little too narrow
+on average; LEAST keeps two runs that agree by chance from ending them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from crisp.statistics import CONFIDENCE, Interval, interval
 from crisp.units import parse_fraction
 
 LEAST = 3  # runs, before an interval may be narrow enough
-MOST = 20  # runs, where nobody says how many
+MOST = 20  # runs, by default
 INTERRUPTED = "interrupted"
 
 _GROSS, _NET = "energy_j_per_token", "energy_net_j_per_token"
@@ -70,11 +70,11 @@ class StoppingRule:
 class RepeatedRuns(Generic[T]):
     """Runs of the same, the interval of their joules, and why there are no more.
 
-    interrupt: what ended it, if that was Ctrl-C or the like: to be raised when all has been told.
+    interrupt: what ended them, if that was Ctrl-C or the like: to be raised when all is reported.
     """
 
     items: Sequence[T]
-    found: Interval
+    interval: Interval
     ended: str
     interrupt: KeyboardInterrupt | None = None
 
@@ -117,13 +117,13 @@ def repeat_run(
     if rule.most == 1 or first.metrics[_GROSS] is None:
         return first, None
 
-    def counted() -> Run:
+    def repeat_once() -> Run:
         run = again()
         if run.metrics[_GROSS] is None:
             raise NoMoreRunsError(f"a repeat had no joules: {run.unavailable[_GROSS]}")
         return run
 
-    series = repeat(first, counted, lambda run: run.metrics[_GROSS] or 0.0, rule)
+    series = repeat(first, repeat_once, lambda run: run.metrics[_GROSS] or 0.0, rule)
     return _merged(series, rule), series.interrupt
 
 
@@ -134,7 +134,7 @@ def _merged(series: RepeatedRuns[Run], rule: StoppingRule) -> Run:
     net_interval = interval(net_joules) if len(net_joules) == len(runs) else None
     metrics, unavailable = dict(first.metrics), dict(first.unavailable)
     metrics[_GROSS], metrics[_NET] = (
-        series.found.mean,
+        series.interval.mean,
         None if net_interval is None else net_interval.mean,
     )
     if net_interval is None:
@@ -143,10 +143,10 @@ def _merged(series: RepeatedRuns[Run], rule: StoppingRule) -> Run:
         "runs": len(runs),
         "within": rule.within,
         "most": rule.most,
-        "reached": rule.met(series.found),
+        "reached": rule.met(series.interval),
         "ended": series.ended,
         "confidence": CONFIDENCE,
-        "half_width_j_per_token": series.found.half_width,
+        "half_width_j_per_token": series.interval.half_width,
         "half_width_net_j_per_token": None if net_interval is None else net_interval.half_width,
         "each": [_describe_repeat(run) for run in runs],
     }

@@ -20,6 +20,7 @@ from crisp.errors import InvariantError
 from crisp.scheduler.workload import Step
 
 Rows = npt.NDArray[np.int64]  # [intervals, columns]
+Ints = npt.NDArray[np.int64]  # of any other shape
 
 # Kinds of interval; the first two are on the compute stream, the others on the link.
 LAYER, COMPUTE, LOAD, PREFETCH = range(4)
@@ -151,9 +152,9 @@ class TimelineTotals(RunTotals):
 class StepTimes:
     """When the steps of a run ended and what they loaded, [steps] each."""
 
-    end_ns: Rows
-    rows: Rows
-    blocks: Rows  # issued on the link until then, from the start of the run
+    end_ns: Ints
+    rows: Ints
+    blocks: Ints  # issued on the link until then, from the start of the run
     sequence: npt.NDArray[np.int32]  # of the first row
     phase: npt.NDArray[np.uint8]
 
@@ -170,7 +171,7 @@ class StepLog:
             (end_ns, len(step.rows), step.phase, step.opens, step.closes, blocks, step.rows[0])
         )
 
-    def add_all(self, steps: Sequence[Step], ends: Rows, blocks: Rows) -> None:
+    def add_all(self, steps: Sequence[Step], ends: Ints, blocks: Ints) -> None:
         """Log that steps have ended, one after the other, at ``ends`` [steps]."""
         table = np.empty((len(steps), 7), np.int64)
         rows, *more = zip(*steps, strict=True)
@@ -179,7 +180,7 @@ class StepLog:
             table[:, place] = column
         self._values.frombytes(table.tobytes())
 
-    def columns(self) -> tuple[Rows, Rows, Rows, Rows, Rows]:
+    def columns(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Return (end in ns, rows, phase, opens a prompt, closes one), each [steps]."""
         end, rows, phase, opens, closes = self._table()[:, :5].T
         return end, rows, phase, opens, closes
@@ -191,11 +192,12 @@ class StepLog:
             end.copy(), rows.copy(), blocks.copy(), sequence[first], phase.astype(np.uint8)
         )
 
-    def _table(self) -> Rows:
+    def _table(self) -> Ints:
+        """Return the log, [steps, 7]: see `add`."""
         return np.frombuffer(self._values, np.int64).reshape(-1, 7)
 
 
-def makespan(load: Rows, compute: Rows, event: Rows) -> int:
+def makespan(load: Ints, compute: Ints, event: Ints) -> int:
     """Return the shortest time of every event's jobs on two machines, summed (Johnson's rule).
 
     Jobs [n]: first ``load`` ns on the link, then ``compute`` ns; their order is free within each
@@ -220,19 +222,23 @@ def makespan(load: Rows, compute: Rows, event: Rows) -> int:
     return int((first - before_load + computed[ends]).sum())
 
 
-def _check_disjoint(intervals: Rows, stream: str) -> None:
+def _check_disjoint(intervals: Ints, stream: str) -> None:
+    """Raise InvariantError unless intervals [n, (start, end)] follow one another."""
     if (intervals[:, 1] < intervals[:, 0]).any() or (intervals[1:, 0] < intervals[:-1, 1]).any():
         raise InvariantError(f"two intervals of the {stream} stream overlap")
 
 
-def _overlap(intervals: Rows, others: Rows) -> Rows:
-    """Return how much of each interval ``others`` cover, which are sorted and disjoint."""
+def _overlap(intervals: Ints, others: Ints) -> Ints:
+    """Return how much of each interval ``others`` cover, which are sorted and disjoint.
+
+    Both are [intervals, (start, end)] in ns.
+    """
     if not len(others):
         return np.zeros(len(intervals), np.int64)
     lengths = others[:, 1] - others[:, 0]
     before = np.concatenate([[0], np.cumsum(lengths)])
 
-    def covered_up_to(times: Rows) -> Rows:
+    def covered_up_to(times: Ints) -> Ints:
         index = np.searchsorted(others[:, 0], times, side="right")
         inside = np.minimum(times - others[index - 1, 0], lengths[index - 1])
         return before[index] - np.where(index > 0, lengths[index - 1] - inside, 0)

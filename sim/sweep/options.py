@@ -1,4 +1,4 @@
-"""How a sweep is run, and how it says what it is doing."""
+"""Options of a sweep, and the protocol of what it reports to."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SweepOptions:
 
 
 class SweepReporter(Protocol):
-    """Who is told what a sweep is doing."""
+    """A receiver of what a sweep reports while it runs."""
 
     def say(self, line: str) -> None:
         """Show a line, at once."""
@@ -56,7 +56,7 @@ class SweepReporter(Protocol):
         """Show progress while a block runs, which calls what is yielded with (done, total)."""
 
 
-class Silent:
+class SilentReporter:
     """A reporter that shows nothing."""
 
     def say(self, line: str) -> None:

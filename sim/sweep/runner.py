@@ -12,7 +12,7 @@ from crisp.sim.sweep import cell as cells
 from crisp.sim.sweep import results
 from crisp.sim.sweep.estimate import TRIED, Sample, announce_compiling, sample
 from crisp.sim.sweep.journal import Journal, Record
-from crisp.sim.sweep.options import Silent, SweepOptions, SweepReporter
+from crisp.sim.sweep.options import SilentReporter, SweepOptions, SweepReporter
 from crisp.sim.sweep.spec import Sweep
 from crisp.units import format_count
 from crisp.version import TOOL
@@ -103,7 +103,7 @@ def run_sweep(sweep: Sweep, options: SweepOptions, reporter: SweepReporter | Non
     Raises CrispError for what is wrong with the sweep, and for what goes wrong while it runs; what
     is finished by then is kept.
     """
-    reporter = reporter or Silent()
+    reporter = reporter or SilentReporter()
     if Path(options.out).exists():
         results.check(Path(options.out))  # else it would be said after the work
     if Path(options.beside).exists():

@@ -67,14 +67,14 @@ def test_it_goes_on_until_the_interval_is_narrow() -> None:
     """9, 11, 10 are off by 25 %; with a fourth 10, by 3.182 x 0.8165 / 2 of 10: 13 %."""
     series = repeat(9.0, runs(11.0, 10.0, 10.0), float, StoppingRule(0.13, 20))
     assert len(series.items) == 4
-    assert series.found.half_width == pytest.approx(3.18245 * math.sqrt(2 / 3) / 2, rel=1e-5)
+    assert series.interval.half_width == pytest.approx(3.18245 * math.sqrt(2 / 3) / 2, rel=1e-5)
     assert series.ended == "within 13 %"
 
 
 def test_but_not_beyond_the_most() -> None:
     series = repeat(9.0, runs(11.0, 10.0), float, StoppingRule(0.05, 3))
     assert (len(series.items), series.ended) == (3, "not within 5 % after 3 runs")
-    assert not StoppingRule(0.05, 3).met(series.found)
+    assert not StoppingRule(0.05, 3).met(series.interval)
     plain = repeat(10.0, runs(10.0, 10.0, 10.0), float, StoppingRule(None, 4))
     assert (len(plain.items), plain.ended) == (4, "as many as were asked for")
     assert repeat(10.0, runs(), float, StoppingRule()).items == [10]
@@ -92,7 +92,7 @@ def test_what_was_run_before_an_end_stays(error: BaseException, ended: str) -> N
         raise error
 
     series = repeat(9.0, runs(11.0, ends=ends), float, StoppingRule(0.01, 20))
-    assert (series.items, series.found.mean, series.ended) == ([9, 11], 10, ended)
+    assert (series.items, series.interval.mean, series.ended) == ([9, 11], 10, ended)
 
 
 def test_the_rule_of_options() -> None:

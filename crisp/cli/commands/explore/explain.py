@@ -5,56 +5,13 @@ from __future__ import annotations
 from fractions import Fraction
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from crisp.run.account import TimeAccount
     from crisp.run.result import Run
-
-_NEAR = 0.9  # of the time: a bound that explains this much of it is the one to mind
-
-
-class Bounds(NamedTuple):
-    """Lower bounds of the time of one token, in ms."""
-
-    io: float  # bytes over bandwidth
-    order: float  # the best order of each event's tasks, at the same residency
-    belady: float  # the fewest bytes of any cache for the same tasks, over bandwidth
-    compute: float  # all that is computed, undisturbed: nothing had to be loaded
-    memory: float | None  # all bytes moved over the bandwidth of a memory that both streams share
-
-
-class Account(NamedTuple):
-    """The time of one token, in ms, and its parts."""
-
-    total: float
-    waits: float  # compute idle: blocks of the event's tasks are not there
-    experts: float
-    layers: float  # router, attention and what else is not a routed expert
-    bounds: Bounds | None  # None: not known, for the run was measured
-
-    def share(self, part: float) -> float:
-        """Return a part in per cent of the total."""
-        return 100 * part / self.total if self.total else 0.0
-
-    def gain(self, bound: float) -> str:
-        """Return what reaching a bound would save at most, in per cent."""
-        return f"{max(0.0, 100 - self.share(bound)):.0f} %"
-
-    @property
-    def near(self) -> str:
-        """Which bound is near: compute, bytes, memory or order; else none, or not known."""
-        if self.bounds is None:
-            return "not known"
-        bounds = (
-            ("compute", self.bounds.compute),
-            ("bytes", self.bounds.io),
-            ("memory", self.bounds.memory or 0.0),
-            ("order", self.bounds.order),
-        )
-        return next((name for name, ms in bounds if ms >= _NEAR * self.total), "none")
-
 
 _ADVICE = {
     "compute": ["loading is nearly hidden: narrower widths or a faster processor would help"],
@@ -76,28 +33,6 @@ _UNKNOWN = "bounds are not known of a measured run; crisp compare lays it beside
 _SHARED = ["link and compute share one memory and slow each other down: fewer bytes help both"]
 
 
-def account_of(run: Run) -> Account:
-    """Return the account of a run; its first three parts add up to the total."""
-
-    def value(name: str) -> float:
-        return float(run.metrics[name] or 0)
-
-    io, order, belady, compute, memory = (
-        run.metrics[f"{name}_bound_ms_per_token"] for name in Bounds._fields
-    )
-    bounds = None
-    if io is not None and order is not None and belady is not None and compute is not None:
-        bounds = Bounds(io, order, belady, compute, memory)
-    experts, layers = value("compute_ms_per_token"), value("layer_ms_per_token")
-    return Account(
-        total=value("total_ns") / value("tokens") / 1e6,
-        waits=value("stall_ms_per_token"),
-        experts=experts,
-        layers=layers,
-        bounds=bounds,
-    )
-
-
 def explain(
     file: Annotated[Path, typer.Argument(metavar="RUN.JSON", help="What --json wrote.")],
     run: Annotated[
@@ -117,7 +52,9 @@ def explain(
 
 def explain_run(run: Run, which: str) -> list[str]:
     """Return the account of a run in a few lines; which: its number, in words."""
-    parts = account_of(run)
+    from crisp.run.account import NEAR, time_account
+
+    parts = time_account(run)
     metrics, bounds = run.metrics, parts.bounds
     lines = [
         *wrap(f"{which}: {_conditions(run)}", 100, subsequent_indent=" " * 4),
@@ -145,7 +82,7 @@ def explain_run(run: Run, which: str) -> list[str]:
     unified = (run.settings.get("hardware") or {}).get("kind") == "unified"
     lines += [
         f"near bound: {parts.near} ({_RULE[parts.near == 'none']} of compute, bytes, memory and "
-        f"order that makes up {100 * _NEAR:.0f} % of the time)",
+        f"order that makes up {100 * NEAR:.0f} % of the time)",
         *(_SHARED if unified and parts.near == "none" else _ADVICE[parts.near]),
     ]
     if not unified:  # there what one stream gains the other may lose
@@ -163,8 +100,9 @@ def explain_run(run: Run, which: str) -> list[str]:
 def explain_runs(runs: list[Run], file: Path) -> list[str]:
     """Return a line for each run; file: where they are from."""
     from crisp.cli.output.columns import align_columns, format_numbers
+    from crisp.run.account import NEAR, time_account
 
-    accounts = [account_of(run) for run in runs]
+    accounts = [time_account(run) for run in runs]
     heads = ["run", "policy", "budget", "hardware", "ms/token"]
     columns = [
         [str(number) for number in range(1, len(runs) + 1)],
@@ -183,7 +121,7 @@ def explain_runs(runs: list[Run], file: Path) -> list[str]:
         *(f"{line:<{width}}  {bound}" for line, bound in zip(lines, near, strict=True)),
         "",
         "waits: compute idle until blocks arrive; other: router, attention and all else",
-        f"a bound is near from {100 * _NEAR:.0f} % of the time on: bytes over bandwidth, computing "
+        f"a bound is near from {100 * NEAR:.0f} % of the time on: bytes over bandwidth, computing "
         "alone, memory that",
         "link and compute share, or each event's tasks in their best order",
         *([_UNKNOWN] if any(parts.bounds is None for parts in accounts) else []),
@@ -191,7 +129,7 @@ def explain_runs(runs: list[Run], file: Path) -> list[str]:
     ]
 
 
-def _line(parts: Account, part: float, what: str) -> str:
+def _line(parts: TimeAccount, part: float, what: str) -> str:
     return f"  {part:10.3f} ms  {parts.share(part):3.0f} %  {what}"
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from crisp.cli.commands.explore.explain import account_of, explain_run
+from crisp.cli.commands.explore.explain import explain_run
+from crisp.run.account import time_account
 from crisp.run.result import Run, load_runs, save_runs
 from tests.crisp.run.runs import whole
 
@@ -54,14 +55,14 @@ def run(kind: str = "discrete", **metrics: float) -> Run:
 def test_the_near_bound_explains_nine_tenths_of_the_time(
     metrics: dict[str, float], near: str
 ) -> None:
-    assert account_of(run(**metrics)).near == near
+    assert time_account(run(**metrics)).near == near
 
 
 def test_a_slowed_computation_is_no_bound() -> None:
     """Where the memory is shared, computing beside loads takes longer than alone."""
     slowed = {"stall_ms_per_token": 0.0, "compute_ms_per_token": 9.0}
-    assert account_of(run("unified", **slowed, compute_bound_ms_per_token=9.9)).near == "compute"
-    assert account_of(run("unified", **slowed, compute_bound_ms_per_token=6.0)).near == "none"
+    assert time_account(run("unified", **slowed, compute_bound_ms_per_token=9.9)).near == "compute"
+    assert time_account(run("unified", **slowed, compute_bound_ms_per_token=6.0)).near == "none"
 
 
 def test_no_overlap_is_promised_where_the_memory_is_shared() -> None:
@@ -136,7 +137,7 @@ def test_what_is_no_run(crisp: Callable, tmp_path: Path, text: str) -> None:
 def test_the_parts_of_a_simulated_run_add_up(crisp: Callable, trace: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     crisp("simulate", trace, "--policy", "mo", "--budget", "30%", "--json", file)
-    parts = account_of(load_runs(file)[0])
+    parts = time_account(load_runs(file)[0])
     assert parts.waits + parts.experts + parts.layers == pytest.approx(parts.total)
     out = crisp("explain", file).out
     assert out.startswith("run 1 of 1: mo at 30% on rtx4090-pcie4; toy, 3 layers")

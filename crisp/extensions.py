@@ -61,11 +61,11 @@ def load_file(path: Path) -> None:
         text = path.read_bytes()
     except OSError as error:
         raise CrispError(f"--plugin {path}: {error.strerror or error}") from error
-    load_text(str(path.absolute()), text)
+    load_text(str(path.absolute()), text, str(path))
 
 
-def load_text(path: str, text: bytes) -> PluginFile:
-    """Run the text of a plugin file, once."""
+def load_text(path: str, text: bytes, given: str | None = None) -> PluginFile:
+    """Run the text of a plugin file, once; given: how errors name it, if not by its path."""
     file = PluginFile(path, text)
     if file in _files:
         return file
@@ -77,7 +77,7 @@ def load_text(path: str, text: bytes) -> PluginFile:
         exec(compile(text, path, "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del _files[file], sys.modules[file.module]
-        raise CrispError(f"--plugin {path}: {_describe(error, path)}") from error
+        raise CrispError(f"--plugin {given or path}: {_describe(error, path)}") from error
     return file
 
 
@@ -179,7 +179,10 @@ def _call(files: tuple[PluginFile, ...], function: Callable[[T], R], item: T) ->
     try:
         return function(item)
     except Exception as error:
-        raise plugin_fault(error) or error from error
+        fault = plugin_fault(error)
+        if fault is None:
+            raise
+        raise fault from error
 
 
 def plugin_fault(error: BaseException) -> CrispError | None:

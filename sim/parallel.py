@@ -17,6 +17,7 @@ from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from crisp.errors import CrispError
+from crisp.extensions import with_plugins
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -49,6 +50,7 @@ def side_by_side(
 
     Raises CrispError where a worker was killed or the cluster cannot be reached.
     """
+    function = with_plugins(function)
     with ExitStack() as stack:
         try:
             yield _results(function, items, jobs, backend, scheduler, stack)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from crisp.errors import InvariantError
+from crisp.errors import CrispError, InvariantError
+from crisp.extensions import origin_of
 from crisp.model.spec import ModelSpec
 from crisp.policy.cache import Cache, kept_blocks
 from crisp.policy.order import hash_key
@@ -57,7 +58,8 @@ class Residency:
         self.mark = list(tiers) if tiers else [0] * entries
         self.stamp = [0] * entries
         self._looks = getattr(self, cache.rule.last), getattr(self, cache.rule.count)
-        self._victim = cache.victim
+        self._victim, self._name = cache.victim, cache.name
+        self._plugged = origin_of("cache", cache.name) is not None
         self._whole = cache.unit == "expert"
         size = entries // len(capacity)
         self._bounds = [(part * size, (part + 1) * size) for part in range(len(capacity))]
@@ -122,6 +124,9 @@ class Residency:
             raise InvariantError(f"part {part}: {self.used[part]} blocks in {self.capacity[part]}")
         return evicted
 
+    def _evictable(self, entry: int, low: int, high: int) -> bool:
+        return low <= entry < high and self.resident[entry] > 0 and not self.protected[entry]
+
     def _evict(self, part: int, over: int) -> list[Eviction]:
         low, high = self._bounds[part]
         last, count = self._looks
@@ -132,6 +137,11 @@ class Residency:
         while over > 0:
             assert self._victim is not None
             entry = self._victim(self.resident, self.protected, last, count, low, high)
+            if self._plugged and not self._evictable(entry, low, high):
+                raise CrispError(
+                    f"cache {self._name}: chose entry {entry}, which is protected, empty or of "
+                    "another part of the budget"
+                )
             if entry < 0:
                 raise InvariantError(f"part {part}: {over} blocks over budget, nothing to evict")
             had = self.resident[entry]

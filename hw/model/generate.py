@@ -1,7 +1,8 @@
-"""generate(): a real model writes, with its routed experts only in a store.
+"""Generate text with a real model whose routed experts are in a store.
 
-The model is transformers' own, and so is what drives it. Time that is no expert's is in the layers'
-intervals: attention, routers, shared experts, and between two tokens the head and the choice.
+The model is transformers' own, and its own ``generate`` drives it. Time that is not an expert's is
+in the layers' intervals: attention, routers, shared experts, and between two tokens the head and
+the choice of the next token.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from crisp.hardware.profile import HardwareProfile
 from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.devices.slots import Slots, slots_needed
 from crisp.hw.executor import Executor, measured_run
-from crisp.hw.model.offloaded import Offloaded
+from crisp.hw.model.offloaded import OffloadedExperts
 from crisp.hw.model.resident import ResidentModel
 from crisp.hw.store.reader import Store
 from crisp.hw.telemetry.metering import metering, power_model
@@ -37,17 +38,17 @@ from crisp.scheduler.scheduler import EventScheduler
 from crisp.text_windows import opening_ids
 from crisp.trace import DECODE, PREFILL, Header, RoutingTrace
 
-_CUT = "�"  # what a tokenizer makes of a character that has not come to its end
-_BEFORE = 5  # tokens of the prompt that the first new ones are spelled after
+_CUT = "�"  # a tokenizer's text for a character whose last token is still to come
+_BEFORE = 5  # tokens of the prompt that the first new ones are decoded with
 
 
 @dataclass(frozen=True, eq=False)
-class Generated:
-    """What was written; ``tokens`` has the one that ended the text, if one did."""
+class GeneratedText:
+    """A generated text, and the run that generated it."""
 
     run: Run
     text: str
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # the one that ended the text included
     trace: RoutingTrace  # of all tokens that were fed: the prompt's, and all new ones but the last
 
 
@@ -68,28 +69,28 @@ def generate(
     sinks: Sequence[Sink] = (),
     on_text: Callable[[str], None] = lambda text: None,
     watch: Callable[[EventScheduler], None] | None = None,
-) -> Generated:
+) -> GeneratedText:
     """Continue ``prompt`` greedily, by at most ``max_new_tokens``.
 
-    profile: counts of combinations, for widths and caches that need them; split: where they are
-    from, in words. conditions: phase all and one sequence, whatever else. hardware: asked by orders
-    that need times, and for its power figures with modelled_energy; else energy is the meter's.
-    on_text: told each piece of text when it has been written. watch: shown the
-    scheduler whenever an event is over.
+    profile: counts of combinations, for widths and caches that need them; split: the text that says
+    where they are from. conditions: their phase is taken to be ``all``, their batch 1. hardware:
+    gives times to orders that need them, and power figures with modelled_energy; else energy is the
+    meter's. on_text: called with each new piece of text. watch: called with the scheduler when an
+    event is over.
 
-    Raises CrispError for what does not fit together, and for what goes wrong with the device: what
-    ``on_text`` was told until then is right.
+    Raises CrispError for arguments that do not fit together, and for a device that fails; the text
+    that ``on_text`` was given until then is right.
     """
     check(policy, profile, hardware, max_new_tokens)
     ids = _prompt(model, prompt, max_new_tokens)
-    case = fresh_case(model.store, policy, budget, profile, split, conditions or Conditions())
+    case = empty_case(model.store, policy, budget, profile, split, conditions or Conditions())
     cost, power = case.order_cost(hardware), power_model(hardware, modelled_energy)
     scheduler, recorder = case.scheduler(cost), Recorder(sinks, case.conditions.by_block)
     needed = slots_needed(case.spec, case.capacity(), scheduler.ahead is not None)
     writer = TextWriter(model.loaded.tokenizer, ids, on_text)
     with closing(options.open(model.store, needed)) as device, metering(meter, power) as metered:
         executor = Executor(case.spec, scheduler, device, Slots(case.spec, needed), recorder, watch)
-        offloaded = Offloaded(model, case, executor, len(ids))
+        offloaded = OffloadedExperts(model, case, executor, len(ids))
         with _threads(options.threads), offloaded.attached():
             executor.preload()
             metered.start()
@@ -97,12 +98,12 @@ def generate(
             offloaded.end()
         total_ns = executor.finish()
         metered.stop()
-        described = options.describe(device)
+        description = options.describe(device)
     about = f"prompt sha256:{hashlib.sha256(prompt.encode()).hexdigest()}"
     case = replace(case, trace=_trace(model, offloaded.routing(), len(ids), about))
     run = measured_run(
         case,
-        described,
+        description,
         model.store.describe(),
         hardware if cost or power else None,
         executor,
@@ -111,7 +112,7 @@ def generate(
         metered.energy,
         offloaded.lookup_ns,
     )
-    return Generated(run, writer.text, tuple(writer.new), case.trace)
+    return GeneratedText(run, writer.text, tuple(writer.new), case.trace)
 
 
 def check(
@@ -120,7 +121,7 @@ def check(
     hardware: HardwareProfile | None,
     max_new_tokens: int,
 ) -> None:
-    """Raise CrispError for what `generate` would refuse, before there is a model."""
+    """Raise CrispError for arguments that `generate` refuses; needs no model."""
     for needs, what in (
         (policy.width.counted, f"width {policy.width_name}"),
         (policy.cache.profiled, f"cache {policy.cache.name}"),
@@ -145,7 +146,7 @@ def check(
         raise CrispError(f"--max-new-tokens {max_new_tokens}: expected 1 or more")
 
 
-def fresh_case(
+def empty_case(
     store: Store,
     policy: Policy,
     budget: Budget,
@@ -153,7 +154,7 @@ def fresh_case(
     split: str | None,
     conditions: Conditions,
 ) -> Case:
-    """What is run, of no rows yet: which they are is known when they have been run."""
+    """Return the case of a generation, with an empty trace: its rows are known afterwards."""
     spec = store.spec
     none = np.zeros(0, np.int32)
     trace = RoutingTrace(
@@ -177,7 +178,7 @@ def fresh_case(
 def _trace(
     model: ResidentModel, routing: RecordedRouting, prompt: int, about: str | None
 ) -> RoutingTrace:
-    """The routing of one sequence of which the first ``prompt`` tokens were given."""
+    """Return the routing of one sequence, whose first ``prompt`` tokens were given, as a trace."""
     loaded, spec = model.loaded, model.store.spec
     position = np.arange(len(routing.experts), dtype=np.int32)
     header = Header(
@@ -204,7 +205,7 @@ def _trace(
 
 
 def _prompt(model: ResidentModel, prompt: str, max_new_tokens: int) -> list[int]:
-    """Its tokens; CrispError for none, too many, or those of another model's tokenizer."""
+    """Return the prompt's tokens; CrispError for none, too many, or another model's tokenizer."""
     tokenizer, config = model.loaded.tokenizer, model.loaded.model.config
     ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
     ids = [*opening_ids(tokenizer), *ids]
@@ -242,7 +243,7 @@ def _write(
         prefill_chunk_size=chunk if len(prompt) > chunk else None,
     )
     ids = torch.tensor([prompt], device=own.device)
-    # the model's own would fill in what this one leaves open, such as a penalty on repetition
+    # the model's own configuration would fill in what this one leaves open, as for repetition
     published, own.generation_config = own.generation_config, greedy
     try:
         own.generate(
@@ -256,44 +257,45 @@ def _write(
 
 
 class TextWriter:
-    """Takes tokens as transformers' streamers do, and hands on the text they add."""
+    """A streamer of transformers' that decodes new tokens and passes on the text that they add."""
 
     def __init__(self, tokenizer: Any, prompt: list[int], on_text: Callable[[str], None]) -> None:
         self._tokenizer, self._on_text = tokenizer, on_text
         self._ids = list(prompt)
         self._prompt = len(prompt)
-        # What tokens spell depends on those before: text is what [_from:] adds to [_from:_told].
-        self._from, self._told = max(0, len(prompt) - _BEFORE), len(prompt)
+        # Decoding depends on the tokens before: new text is what [_from:] adds to [_from:_passed].
+        self._from, self._passed = max(0, len(prompt) - _BEFORE), len(prompt)
         self._is_prompt = True
         self.text = ""
 
     @property
     def new(self) -> list[int]:
-        """The tokens behind the prompt."""
+        """The tokens after the prompt."""
         return self._ids[self._prompt :]
 
     def put(self, tokens: Any) -> None:
-        """The prompt's tokens first, then one new token after the other."""
+        """Take the prompt's tokens at the first call, then one new token at each call."""
         if self._is_prompt:
             self._is_prompt = False
             return
         self._ids += tokens.flatten().tolist()
-        self._tell(cut=False)
+        self._pass_on(cut=False)
 
     def end(self) -> None:
-        """There are no more."""
-        self._tell(cut=True)
+        """Pass on what is left."""
+        self._pass_on(cut=True)
 
-    def _tell(self, cut: bool) -> None:
-        """Hand on what is new; with ``cut`` also a character that has not come to its end."""
-        before = self._spelled(self._ids[self._from : self._told])
-        whole = self._spelled(self._ids[self._from :])
+    def _pass_on(self, cut: bool) -> None:
+        """Pass on the new text; with ``cut`` also a character whose last token is missing."""
+        before = self._decode(self._ids[self._from : self._passed])
+        whole = self._decode(self._ids[self._from :])
         if len(whole) > len(before) and (cut or not whole.endswith(_CUT)):
-            self._from, self._told = self._told, len(self._ids)
+            self._from, self._passed = self._passed, len(self._ids)
             self.text += whole[len(before) :]
             self._on_text(whole[len(before) :])
 
-    def _spelled(self, ids: list[int]) -> str:
+    def _decode(self, ids: list[int]) -> str:
+        """Return the text of some tokens."""
         text: str = self._tokenizer.decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -302,7 +304,7 @@ class TextWriter:
 
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """What the model itself computes takes so many threads, like its experts."""
+    """Let torch compute the model itself with so many threads, within the block."""
     torch = import_extra("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(number)

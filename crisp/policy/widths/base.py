@@ -7,10 +7,11 @@ that look at more stand in modules of their own; `crisp.policy.widths.names` kno
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -112,24 +113,32 @@ def table_widths(
     return np.where(experts.ravel() < 0, 0, widths).astype(np.int16).reshape(rows, k)
 
 
-class WidthPolicy(Protocol):
-    """What gives a width to every (token, expert)."""
+@dataclass(frozen=True)
+class WidthPolicy(ABC):
+    """A rule that gives a width to every (token, expert).
 
-    profiled: ClassVar[bool]
+    Its fields are its parameters: shares between 0 and 1, as exact fractions.
+    """
+
+    profiled: ClassVar[bool] = False
     """Whether widths come from a profile: its counts, or its measured roles."""
-    counted: ClassVar[bool]
+    counted: ClassVar[bool] = False
     """Whether they cannot do without its counts."""
 
+    def __post_init__(self) -> None:
+        """Raise CrispError unless every parameter is between 0 and 1."""
+        for name, value in vars(self).items():
+            if not 0 <= value <= 1:
+                raise CrispError(f"width parameter {name}: {float(value):g} is not between 0 and 1")
+
+    @abstractmethod
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> BoundWidths:
-        """The policy for one model. ordered: whether the trace sorts experts by weight."""
+        """Return the policy for one model; ordered: whether the trace sorts experts by weight."""
 
 
 @dataclass(frozen=True)
-class Full:
+class Full(WidthPolicy):
     """Every expert at full width."""
-
-    profiled: ClassVar = False
-    counted: ClassVar = False
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
         """All blocks, whatever the combination."""
@@ -137,15 +146,13 @@ class Full:
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(WidthPolicy):
     """Every expert at the same share of its neurons (uniform pruning)."""
 
-    profiled: ClassVar = False
-    counted: ClassVar = False
     share: Fraction = Fraction(1, 2)
 
     def __post_init__(self) -> None:
-        check_shares(self)
+        super().__post_init__()
         if not self.share:
             raise CrispError("width 'uniform(0)': nothing would be executed; give a share above 0")
 
@@ -156,11 +163,10 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Single:
+class Single(WidthPolicy):
     """The dominant expert alone; the others are skipped."""
 
     profiled: ClassVar = True
-    counted: ClassVar = False
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
         """Full width for the anchor, nothing for the rest."""
@@ -168,7 +174,7 @@ class Single:
 
 
 @dataclass(frozen=True)
-class Tiered:
+class Tiered(WidthPolicy):
     """HOT: both full; WARM: the auxiliary at ``warm``; COLD: at ``cold`` (0 skips it)."""
 
     profiled: ClassVar = True
@@ -179,7 +185,7 @@ class Tiered:
     cold: Fraction = Fraction(0)
 
     def __post_init__(self) -> None:
-        check_shares(self)
+        super().__post_init__()
         if self.alpha > self.beta:
             raise CrispError("width tiered: alpha must not be above beta")
 
@@ -200,13 +206,6 @@ def table_of(
     blocks[:] = other
     blocks[:, np.arange(n), np.arange(n)] = anchor
     return WidthTable(blocks, profile.expert_counts, ordered, profile.dominant)
-
-
-def check_shares(policy: Any) -> None:
-    """Raise CrispError unless every parameter is between 0 and 1."""
-    for name, value in vars(policy).items():
-        if not 0 <= value <= 1:
-            raise CrispError(f"width parameter {name}: {float(value):g} is not between 0 and 1")
 
 
 def weights_of(name: str, weights: npt.NDArray[np.float16] | None) -> npt.NDArray[np.float16]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
-from crisp.policy.widths.base import Widths, check_shares, weights_of
+from crisp.policy.widths.base import WidthPolicy, Widths, weights_of
 from crisp.profile import Profile
 
 Floats = npt.NDArray[np.float64]
@@ -117,15 +117,12 @@ class ResidentThresholdWidths(PrefixExtension):
 
 
 @dataclass(frozen=True)
-class Contribution:
+class Contribution(WidthPolicy):
     """Blocks worth executing, a ``share`` of all: the leading ones before the first that is not."""
 
     profiled: ClassVar = True
     counted: ClassVar = True
     share: Fraction = Fraction(3, 4)
-
-    def __post_init__(self) -> None:
-        check_shares(self)
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> ByContribution:
         """Thresholds for the share; CrispError without contributions or weights."""
@@ -136,15 +133,12 @@ class Contribution:
 
 
 @dataclass(frozen=True)
-class ContributionResident:
+class ContributionResident(WidthPolicy):
     """All that is resident runs; the same threshold decides what is worth loading."""
 
     profiled: ClassVar = True
     counted: ClassVar = True
     share: Fraction = Fraction(3, 4)
-
-    def __post_init__(self) -> None:
-        check_shares(self)
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> ResidentThresholdWidths:
         """Thresholds as of `Contribution`, which does not look at what is resident."""

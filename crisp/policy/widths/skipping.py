@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.model.spec import ModelSpec
-from crisp.policy.widths.base import Widths, WidthTable, check_shares, table_of, weights_of
+from crisp.policy.widths.base import WidthPolicy, Widths, WidthTable, table_of, weights_of
 from crisp.policy.widths.contribution import (
     Bits,
     Floats,
@@ -62,15 +62,10 @@ class Skipping:
 
 
 @dataclass(frozen=True)
-class Skip:
+class Skip(WidthPolicy):
     """An expert is skipped where its weight is below a ``share`` of its anchor's."""
 
-    profiled: ClassVar = False
-    counted: ClassVar = False
     share: Fraction = Fraction(1, 2)
-
-    def __post_init__(self) -> None:
-        check_shares(self)
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> Skipping:
         """All experts are worth the same."""
@@ -79,15 +74,12 @@ class Skip:
 
 
 @dataclass(frozen=True)
-class SkipContribution:
+class SkipContribution(WidthPolicy):
     """The same, each weight times what its expert contributes on average."""
 
     profiled: ClassVar = True
     counted: ClassVar = True
     share: Fraction = Fraction(1, 2)
-
-    def __post_init__(self) -> None:
-        check_shares(self)
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> Skipping:
         """CrispError without contributions."""
@@ -96,15 +88,12 @@ class SkipContribution:
 
 
 @dataclass(frozen=True)
-class Drop:
+class Drop(WidthPolicy):
     """A ``share`` of each layer's experts never runs: those that the profile saw least."""
 
     profiled: ClassVar = True
     counted: ClassVar = True
     share: Fraction = Fraction(1, 4)
-
-    def __post_init__(self) -> None:
-        check_shares(self)
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
         """Ties: the higher id is dropped first; the share is rounded down to whole experts."""
@@ -142,15 +131,10 @@ class ResidentFloorWidths(PrefixExtension):
 
 
 @dataclass(frozen=True)
-class ResidentFloor:
+class ResidentFloor(WidthPolicy):
     """Auxiliary experts run at what is already on the device, at least at ``floor``."""
 
-    profiled: ClassVar = False
-    counted: ClassVar = False
     floor: Fraction = Fraction(1, 2)
-
-    def __post_init__(self) -> None:
-        check_shares(self)
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> ResidentFloorWidths:
         """The floor, rounded up to whole blocks."""

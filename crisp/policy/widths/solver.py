@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
-from crisp.policy.widths.base import WidthTable, check_shares, table_of
+from crisp.policy.widths.base import WidthPolicy, WidthTable, table_of
 from crisp.profile import Profile
 
 Floats = npt.NDArray[np.float64]
@@ -24,15 +24,12 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Solver:
+class Solver(WidthPolicy):
     """The fewest expected bytes at which perplexity grows by no more than ``loss``, by the sum."""
 
     profiled: ClassVar = True
     counted: ClassVar = True
     loss: Fraction = Fraction(1, 50)  # relative: 0.02 is 2 % more perplexity
-
-    def __post_init__(self) -> None:
-        check_shares(self)
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
         """An expert's two widths; CrispError where losses were not measured, or in other blocks.

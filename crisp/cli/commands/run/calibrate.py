@@ -40,7 +40,12 @@ def calibrate(
     from crisp.cli.output.progress import ReadingProgress, progress_share
     from crisp.errors import CrispError
     from crisp.files import atomic
-    from crisp.hw.calibration.calibrate import calibrate_device, check_seconds, least_seconds, pool_slots
+    from crisp.hw.calibration.calibrate import (
+        calibrate_device,
+        check_seconds,
+        least_seconds,
+        pool_slots,
+    )
     from crisp.hw.model.resident import open_resident, same_geometry
     from crisp.hw.store.reader import Store
     from crisp.units import format_bytes

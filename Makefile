@@ -2,7 +2,10 @@
 #
 #   make help            print this text
 #   make demo            install into .venv (without torch), then run the demonstration into out/
-#   make test            install into .venv-test, then format, lint, types, import contracts, tests
+#   make check           install into .venv-test, then format, lint, types, import contracts, quick tests
+#   make test            the same with all tests but the slow ones
+#   make test-slow       those: a soak, the notebooks, an installation, pages rendered anew, long attacks
+#   make matrix          tests as other processors, thread counts and settings would run them: a table
 #   make clean           remove the environments, out/ and all caches
 #
 # Measurements, each of which writes a page of docs/ or prints its figures:
@@ -29,9 +32,10 @@ DATA ?= $(wildcard ../shared)
 # all that is installed doubled the install's processor time (156 s, and 79 s without).
 PIP_FLAGS := -qq --disable-pip-version-check --no-input --no-compile -c constraints.txt
 TEST := .venv-test/bin
+PYTEST := $(TEST)/pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(DATA),--data=$(DATA))
 SOURCES := $(shell find -L crisp traces -name __pycache__ -prune -o -type f -print)
 
-.PHONY: demo help test bench million fidelity peers soak kernels-report gpu-report gpu-bundle quality policies caches clean
+.PHONY: demo help check static test test-slow matrix bench million fidelity peers soak kernels-report gpu-report gpu-bundle quality policies caches clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -40,12 +44,24 @@ demo: .venv/installed
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
-test: .venv-test/installed
+# Without the large inputs. A test that is named at the end takes too long: mark it `seconds`.
+check: static
+	$(TEST)/pytest -n auto --dist loadfile --quick --durations=10 --durations-min=2
+
+test: static
+	$(PYTEST) -m "not slow"
+
+test-slow: .venv-test/installed
+	$(PYTEST) -m slow
+
+static: .venv-test/installed
 	$(TEST)/ruff format --check .
 	$(TEST)/ruff check .
 	$(TEST)/mypy
 	$(TEST)/lint-imports --no-logo
-	$(TEST)/pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(DATA),--data=$(DATA))
+
+matrix: .venv-test/installed
+	$(TEST)/python tests/matrix.py $(if $(DATA),--data=$(DATA))
 
 bench: .venv-test/installed
 	$(TEST)/python benchmarks/bench.py

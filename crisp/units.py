@@ -37,9 +37,9 @@ def parse_bytes(text: str, what: str = "size") -> int:
     >>> parse_bytes("1.5kB"), parse_bytes("2 KiB"), parse_bytes("77")
     (1500, 2048, 77)
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = _SIZE.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     unit = match and _BYTES.get(match["unit"].lower())
-    if len(text) > _LONGEST or not match or not unit:
+    if not match or not unit:
         raise CrispError(
             f"{what}: {_quoted(text)} is not a size; write 4GB, 512MiB or a number of bytes"
         )

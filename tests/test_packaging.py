@@ -92,6 +92,7 @@ def installed(request: pytest.FixtureRequest, environment: Path, wheel: Path) ->
     return environment / "bin"
 
 
+@pytest.mark.slow
 def test_the_demonstration_runs_beside_folders_named_like_our_packages(
     installed: Path, tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_the_demonstration_runs_beside_folders_named_like_our_packages(
     assert all(path.stat().st_size > 1000 for path in pictures)
 
 
+@pytest.mark.slow
 def test_every_module_imports_without_the_extras_and_without_plotting(
     installed: Path, tmp_path: Path
 ) -> None:
@@ -120,6 +122,7 @@ print(importlib.util.find_spec("torch"))
     assert run(installed / "python", "-I", "-c", program, cwd=tmp_path) == "[]\nNone\n"
 
 
+@pytest.mark.slow
 def test_the_bundled_traces_are_found(installed: Path, tmp_path: Path) -> None:
     program = """
 from crisp.trace.bundled import bundled

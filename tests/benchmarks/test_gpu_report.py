@@ -15,6 +15,7 @@ pytest.importorskip("xxhash")
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_dry_run_goes_through_all_of_it(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "gpu", "--dry-run", "--out", tmp_path / "gpu"],
@@ -37,6 +38,7 @@ def test_the_dry_run_goes_through_all_of_it(tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "gpu").iterdir() if path.is_dir()]
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     import torch
 

@@ -24,6 +24,7 @@ def soak() -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_random_runs_decide_as_they_should_and_nothing_grows(
     soak: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,7 +65,7 @@ with atomic(sys.argv[1]) as temporary:
     assert process.stdout.readline() == "writing\n"
     assert len(names(tmp_path)) == 1
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode != 0
     assert names(tmp_path) == []
 
@@ -86,7 +86,7 @@ except CrispError as error:
     print(error)
 """
     path = tmp_path / "run.json"
-    output, errors = child(program, path).communicate(timeout=30)
+    output, errors = child(program, path).communicate(timeout=60)
     assert output == f"{path}: cannot be written: File too large\n", errors
     assert names(tmp_path) == []
 

@@ -381,7 +381,7 @@ def test_ctrl_c_in_the_middle_of_a_run(own: Store) -> None:
         assert done.stdout.readline() == "copy\n"
         time.sleep(0.2)
         done.send_signal(signal.SIGINT)
-        out, err = done.communicate(timeout=10)
+        out, err = done.communicate(timeout=60)
     finally:
         done.kill()
     assert done.returncode == 130

@@ -71,6 +71,7 @@ def test_tiers_of_the_real_trace(real: dict[str, np.ndarray]) -> None:
     assert (real["tiered"][:, :, 0] == 8).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("widths", "order", "cache", "budget", "total_ns", "hits", "partial", "blocks"),
     [

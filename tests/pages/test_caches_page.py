@@ -59,6 +59,7 @@ def test_where_suffixes_and_the_forced_oracle_are_worse_is_named(content: figure
     assert "on gpt-oss-20b at 10% (63.4, not 60.8), tiny-mixtral at 10%" in text
 
 
+@pytest.mark.seconds
 def test_it_is_written_whole(content: figures.Record, tmp_path: Path) -> None:
     write(tmp_path, content)
     assert (tmp_path / PICTURE).stat().st_size > 10_000

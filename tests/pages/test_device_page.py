@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ class MadeUp:
         return next(self._readings)
 
 
+@pytest.mark.slow
 def test_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_and_gives_what_it_shows(path: Path) -> None:
     for module in NEEDS.get(path.stem, ()):

@@ -11,13 +11,13 @@ from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 from crisp.profile import Profile
 from crisp.report.conditions import conditions
-from crisp.report.page import page
-from crisp.report.table import Table, from_runs
+from crisp.report.page import render_page
+from crisp.report.table import RunTable, from_runs
 from crisp.report.timelines import Timeline, read_timeline
 from crisp.run.case import Case
 from crisp.run.result import Run
 from crisp.run.sinks import parquet
-from crisp.sim.hardware import profile as hardware
+from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from tests.browser import chromium, seen
 from tests.consoles import check_console
@@ -43,7 +43,7 @@ def timed(folder: Path) -> Timeline:
     spec = ModelSpec.from_config(CONFIG, "toy")
     case = Case(trace, spec, named("lru"), Budget.parse("30%"), Profile.from_trace(trace))
     with parquet(file) as sink:
-        run = simulate(case, hardware("rtx4090-pcie4"), sinks=[sink])
+        run = simulate(case, hardware_profile("rtx4090-pcie4"), sinks=[sink])
     return read_timeline(file, [run])
 
 
@@ -58,7 +58,7 @@ def test_a_click_on_a_policy_shows_it_alone_and_the_rest_works(
         at("up", "10%", 7),
     ]  # fmt: skip
     table = from_runs(runs)
-    text = page(table, conditions(table), [timed(tmp_path)], ["runs.json"])
+    text = render_page(table, conditions(table), [timed(tmp_path)], ["runs.json"])
     found = seen(text, LOOK.read_text(encoding="utf-8"), tmp_path)
 
     assert (found["title"], found["images"]) == (f"lru, {HOSTILE} and up: moe on box", 0)
@@ -96,7 +96,7 @@ def test_ten_thousand_runs_open(tmp_path: Path) -> None:
     n = 10_000
     one = from_runs([at("lru", "10%", 20.0)])
     budgets = [f"{10 * (row % 5 + 1)}%" for row in range(n)]
-    table = Table(
+    table = RunTable(
         n,
         {name: values * n for name, values in one.settings.items()}
         | {"budget.asked": budgets, "seed": [str(row // 50) for row in range(n)]}
@@ -116,7 +116,7 @@ def test_ten_thousand_runs_open(tmp_path: Path) -> None:
     const focus = document.activeElement.textContent;
     return [lines, rows, text("pager"), focus, text("charts-told"), empty];
     """
-    text = page(table, conditions(table), [], [])
+    text = render_page(table, conditions(table), [], [])
     lines, rows, pager, focus, told, empty = seen(text, look, tmp_path)
     assert (lines, rows) == (150, 25)
     assert pager.endswith("26–50 of 10,000 runs")
@@ -125,6 +125,7 @@ def test_ten_thousand_runs_open(tmp_path: Path) -> None:
     assert "Throughput: 150 of 2,000 lines are drawn" in told
 
 
+@pytest.mark.seconds
 def test_the_commands_of_the_guide(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

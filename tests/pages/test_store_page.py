@@ -16,6 +16,7 @@ from crisp.quality import evaluate  # noqa: E402
 from crisp.text_windows import read_windows  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
+NUMBER = re.compile(r"-?\d+\.\d+")
 
 
 def printed(model: str) -> dict[str, list[str]]:
@@ -29,6 +30,7 @@ def printed(model: str) -> dict[str, list[str]]:
     return {row[0].split(",")[0]: row[first : first + 3] for row in cells}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["tiny-mixtral", "tiny-deepseek"])
 def test_the_page_says_what_is_measured(model: str, shared: Path) -> None:
     texts = [shared / "data" / f"{kind}.heldout.txt" for kind in ("code", "docs", "kjv")]
@@ -46,5 +48,12 @@ def test_the_page_says_what_is_measured(model: str, shared: Path) -> None:
                 f"{100 * figures.ratio.value - 100:z.1f} % ({low} to {high})",
                 f"{100 * figures.retention.value:.1f} %",
             ]
-        assert words == expected[dtype]
+        # another order of sums in float32 may lead over the edge between two last digits
+        assert [NUMBER.sub("#", word) for word in words] == [
+            NUMBER.sub("#", x) for x in expected[dtype]
+        ]
+        for word, kept in zip(words, expected[dtype], strict=True):
+            for ours, theirs in zip(NUMBER.findall(word), NUMBER.findall(kept), strict=True):
+                digit = 10 ** -len(theirs.partition(".")[2])
+                assert abs(float(ours) - float(theirs)) < 1.5 * digit
         reference = reference or quality.scores

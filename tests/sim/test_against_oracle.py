@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 
 from tests.sim.drawn import toys
@@ -18,6 +19,7 @@ def check(toy: Toy) -> None:
     assert ours["order_bound"] <= ours["total_ns"]
 
 
+@pytest.mark.seconds
 @settings(max_examples=300)
 @given(toys())
 def test_every_activity_agrees(toy: Toy) -> None:

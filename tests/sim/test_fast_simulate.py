@@ -17,7 +17,7 @@ from crisp.policy.widths.contribution import PrefixExtension
 from crisp.policy.widths.skipping import ResidentFloor
 from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
-from crisp.run.timeline import Recorder, StepLog, Steps, RunTotals
+from crisp.run.timeline import Recorder, RunTotals, StepLog, Steps
 from crisp.scheduler.workload import Workload, chosen_rows, plan, split
 from crisp.sim.bounds import Belady
 from crisp.sim.fast import streams, unions
@@ -95,6 +95,7 @@ def steps(toy: Toy) -> Any:
     return plan(trace, chosen_rows(trace, "all", None), toy.batch, toy.chunk)
 
 
+@pytest.mark.seconds
 @settings(max_examples=300)
 @given(toys())
 def test_random_runs_agree(toy: Toy) -> None:

@@ -26,6 +26,7 @@ def test_one_job_stays_in_this_process_and_takes_items_as_it_goes() -> None:
         assert list(found) == [os.getpid()]
 
 
+@pytest.mark.seconds
 def test_processes_of_this_machine() -> None:
     with side_by_side(square, iter(range(20)), jobs=2) as found:
         assert sorted(found) == [n * n for n in range(20)]

@@ -116,7 +116,7 @@ CELLS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("policy", "budget", "changes"), CELLS)
-@pytest.mark.parametrize("source", ["gpt_oss", "mixtral"])
+@pytest.mark.parametrize("source", [pytest.param("gpt_oss", marks=pytest.mark.slow), "mixtral"])
 def test_cells_equal_the_oracles(
     request: pytest.FixtureRequest,
     source: str,

@@ -56,6 +56,7 @@ def reordered(toy: Toy, places: tuple[int, ...]) -> Toy:
     )
 
 
+@pytest.mark.seconds
 @settings(max_examples=60)
 @given(two_events())
 def test_johnson_never_loses_within_an_event(toy: Toy) -> None:

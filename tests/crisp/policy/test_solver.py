@@ -43,6 +43,7 @@ def corners(points: list[tuple[int, int]]) -> set[tuple[int, int]]:
     return best
 
 
+@pytest.mark.seconds
 @settings(max_examples=40)
 @given(st.data())
 def test_it_equals_trying_all_where_the_best_lies_on_the_hull(data: st.DataObject) -> None:

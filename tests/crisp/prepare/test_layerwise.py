@@ -437,6 +437,7 @@ def large(tmp_path: Path) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_a_model_of_3_gb_is_prepared_in_half_of_that_memory(large: Path, tmp_path: Path) -> None:
     out = tmp_path / "prepared"
     options = ["--layerwise", "--window", "64", "--tokens", "256"]

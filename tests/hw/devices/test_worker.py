@@ -78,7 +78,7 @@ def test_ctrl_c_ends_a_run_whose_disk_is_gone(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "reading\n"
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130

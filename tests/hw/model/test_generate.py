@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import shutil
@@ -27,7 +28,7 @@ from crisp.hw.devices.cpu.device import CpuDevice  # noqa: E402
 from crisp.hw.devices.options import DeviceOptions  # noqa: E402
 from crisp.hw.devices.protocol import Copy, Done  # noqa: E402
 from crisp.hw.errors import DeviceError  # noqa: E402
-from crisp.hw.model.generate import Generated, TextWriter, generate  # noqa: E402
+from crisp.hw.model.generate import GeneratedText, TextWriter, generate  # noqa: E402
 from crisp.hw.model.resident import ResidentModel, open_resident  # noqa: E402
 from crisp.hw.replay import replay  # noqa: E402
 from crisp.hw.store.packing import pack, pack_synthetic  # noqa: E402
@@ -44,6 +45,7 @@ from crisp.sim.hardware import hardware_profile  # noqa: E402
 from crisp.sim.simulate import simulate  # noqa: E402
 from crisp.trace import DECODE, PREFILL, RoutingTrace  # noqa: E402
 from crisp.trace.fitting import fit_to_trace  # noqa: E402
+from tests.hw.exact import Exact, planted, watching  # noqa: E402
 
 TRAINED = ("tiny-mixtral", "tiny-deepseek")
 TRACES = Path(__file__).parents[3] / "traces"
@@ -52,9 +54,6 @@ PROMPT, NEW = "In the beginning of the journey, there was", 20
 # Float32 rounds to 6e-8 of a number; sums of at most 320 products, in another order, through 6
 # layers. Differences are given as shares of the largest logit.
 ROUNDING = 1e-5
-# bfloat16 rounds to 2^-9. The model's own experts round to it after each projection, the gate and
-# the sum of experts; the store's only their result: once a layer and more often, for 6 layers.
-BF16_ROUNDING = 8 * 2**-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +87,7 @@ class Pair:
 
     def generate(
         self, policy: Any, budget: str, granularity: str = "expert", **more: Any
-    ) -> tuple[Generated, Any]:
+    ) -> tuple[GeneratedText, Any]:
         """(what was written, its logits [new, vocabulary]) with experts in the store."""
         logits: list[Any] = []
         hook = self.model.loaded.model.register_forward_hook(
@@ -164,22 +163,32 @@ def test_greedy_tokens_are_the_whole_models_for_every_policy_and_budget(
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_in_bfloat16_tokens_are_the_same_where_the_margin_exceeds_the_rounding(
-    folder: Path, name: str
+def test_in_bfloat16_experts_and_tokens_are_those_of_float64_within_rounding(
+    folder: Path, tmp_path: Path, name: str
 ) -> None:
     pair = trained(folder, name, "bf16")
-    tokens, reference = pair.reference
-    made, logits = pair.generate(named("lru"), "20%")
-    compared = 0
-    for own, expected, new, row in zip(logits, reference, made.tokens, tokens, strict=True):
-        assert differ(own, expected) < BF16_ROUNDING
-        best, second = expected.topk(2).values
-        if best - second > 2 * BF16_ROUNDING * expected.abs().max():
-            assert new == row
-            compared += 1
-        if new != row:  # another text from here on
-            break
-    assert compared > 2
+    check_in_bfloat16(pair, Exact(load_model(str(pair.folder)).model), tmp_path)
+
+
+def check_in_bfloat16(pair: Pair, exact: Exact, folder: Path) -> None:
+    """What is computed and written is right; with one block or one expert of the store another's,
+    it is not."""
+    with watching(pair.model) as events:
+        made, logits = pair.generate(named("lru"), "20%")
+    exact.check_experts(events)
+    assert exact.check_tokens(pair.ids, list(made.tokens), logits, events) > 2
+    store = pair.model.store
+    last = len(store.spec.moe_layers) - 1
+    for row, blocks in ((1, range(2, 3)), (last, range(store.spec.n_blocks))):
+        routed = made.trace.experts[: len(pair.ids), store.spec.moe_layers[row]]
+        busiest = np.bincount(routed.ravel()).argmax()  # of the prompt: there it is used again
+        other = planted(store, folder / str(row), row, int(busiest), blocks)
+        wrong = dataclasses.replace(pair, model=dataclasses.replace(pair.model, store=other))
+        with watching(wrong.model) as events:
+            wrong.generate(named("lru"), "20%")
+        exact.check_experts([own if i != row else [] for i, own in enumerate(events)])
+        with pytest.raises(AssertionError):
+            exact.check_experts(events)
 
 
 def test_experts_are_nowhere_in_memory(folder: Path) -> None:

@@ -76,6 +76,7 @@ def words(folder: Path) -> None:
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
+@pytest.mark.slow
 def test_memory_is_skeleton_budget_and_little_more(tmp_path: Path) -> None:
     """Staging (two experts) and 100 MB; the experts alone would be 2.1 GB."""
     folder = tmp_path / "model"

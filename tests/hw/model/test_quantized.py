@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
-from crisp.adapter import Experts, expert_layout, record_routing  # noqa: E402
+from crisp.adapter import Experts, expert_layout  # noqa: E402
 from crisp.checkpoint.loading import load_model, load_tokenizer, quantize_experts  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.hw.devices.options import DeviceOptions  # noqa: E402
@@ -30,7 +30,14 @@ from crisp.profile import Profile  # noqa: E402
 from crisp.run.case import Case, Conditions  # noqa: E402
 from crisp.sim.hardware import hardware_profile  # noqa: E402
 from crisp.sim.simulate import simulate  # noqa: E402
-from tests.hw.model.test_generate import BF16_ROUNDING, PROMPT, ROUNDING, Pair, differ  # noqa: E402
+from tests.hw.exact import Exact  # noqa: E402
+from tests.hw.model.test_generate import (  # noqa: E402
+    PROMPT,
+    ROUNDING,
+    Pair,
+    check_in_bfloat16,
+    differ,
+)
 from tests.hw.store.test_packing import (  # noqa: E402
     DEEPSEEK,
     MIXTRAL,
@@ -279,23 +286,13 @@ def test_the_store_writes_what_the_model_with_its_weights_writes(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", TRAINED)
-def test_in_bfloat16_within_its_rounding_where_routers_agree(
-    folder: Path, name: str, dtype: str
+def test_in_bfloat16_experts_and_tokens_are_those_of_float64_within_rounding(
+    folder: Path, tmp_path: Path, name: str, dtype: str
 ) -> None:
-    """The tolerance of a bf16 store, though the whole model's weights are rounded once more, to
-    bfloat16. A router whose choice is close may choose otherwise in either: another sum."""
     pair = trained(folder, name, dtype, "bf16")
-    tokens, reference = pair.reference
-    made, logits = pair.generate(named("lru"), "20%")
-    assert list(made.tokens) == tokens
-    with torch.no_grad(), record_routing(pair.whole) as recorder:
-        pair.whole(torch.tensor([pair.ids + tokens[:-1]]), use_cache=False)
-        routed = recorder.take().experts
-    alike = (np.sort(made.trace.experts, -1) == np.sort(routed, -1)).all((1, 2))
-    alike = alike[len(pair.ids) - 1 :]
-    assert alike.sum() >= len(alike) - 1
-    for own, expected in zip(logits[alike], reference[alike], strict=True):
-        assert differ(own, expected) < BF16_ROUNDING
+    whole = load_model(str(pair.folder))
+    whole = quantize_experts(dataclasses.replace(whole, model=whole.model.double()), dtype)
+    check_in_bfloat16(pair, Exact(whole.model), tmp_path)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -189,7 +189,10 @@ def test_all_that_were_asked_for_or_none(store: Store, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def early(store: Store) -> Iterator[AsynchronousRead]:
-    file = os.open(store.files[0], os.O_RDONLY | os.O_DIRECT)
+    try:
+        file = os.open(store.files[0], os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        pytest.skip("this file system refuses O_DIRECT")
     made = AsynchronousRead.open_several(1, file)
     os.close(file)
     if not made:

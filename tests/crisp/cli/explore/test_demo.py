@@ -14,6 +14,7 @@ from crisp.run.timeline import COMPUTE, LOAD
 WHOLE = "10, 50 % of 48 experts: 4, 24 whole ones; at 10 % two layers hold none."
 
 
+@pytest.mark.seconds
 def test_the_demonstration_and_what_it_says_to_do_next(
     crisp: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

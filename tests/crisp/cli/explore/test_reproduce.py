@@ -32,6 +32,8 @@ from crisp.trace.synth import synthesize
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
 
+pytestmark = pytest.mark.seconds  # they share what the page is made of
+
 
 @pytest.fixture(scope="module")
 def evidence() -> Evidence:

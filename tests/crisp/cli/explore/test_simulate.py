@@ -246,6 +246,7 @@ def test_all_files_of_one_run_agree(crisp: Callable, trace: Path, tmp_path: Path
     assert (tmp_path / "g.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.seconds
 def test_all_cores_give_what_one_gives(
     crisp: Callable, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,6 +275,7 @@ def test_pairs_are_told_with_their_intervals(
     assert (sums["ns"] == rows.loc[sums.index, "total_ns"]).all()
 
 
+@pytest.mark.seconds
 def test_workers_of_a_dask_cluster_find_the_same(
     crisp: Callable[..., Any], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,6 +412,7 @@ def test_a_bad_flag_is_one_line(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "s.toml", "traces"]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("how", ["interrupted", "a worker killed"])
 def test_whatever_ends_it_what_was_finished_stays(tmp_path: Path, how: str) -> None:
     """As a terminal interrupts it, as the kernel ends what takes too much memory."""

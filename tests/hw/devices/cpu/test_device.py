@@ -264,6 +264,7 @@ def test_nothing_of_a_store_stays_in_the_page_cache(
     assert [cached_pages(path) for path in store.files] == [0] * len(store.files)
 
 
+@pytest.mark.slow
 def test_memory_is_the_budget_and_little_more(tmp_path: Path) -> None:
     """2.1 GB of experts of Mixtral's sizes at 10 %: budget, staging and 100 MB."""
     spec = ModelSpec.named("mixtral-8x7b").first_layers(1)

@@ -14,7 +14,9 @@ FILE = Path(__file__).with_name("interpreted.py")
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
-@pytest.mark.parametrize("asked", ["not mistakes", "mistakes"])
+@pytest.mark.parametrize(
+    "asked", ["not mistakes", pytest.param("mistakes", marks=pytest.mark.slow)]
+)
 def test_in_the_interpreter(asked: str, pytestconfig: pytest.Config) -> None:
     """See interpreted.py: every form against double precision; and planted mistakes."""
     outside = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}

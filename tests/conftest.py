@@ -61,7 +61,7 @@ LONGEST = (
     "test_preparation_page.py",
     "test_notebooks.py",
     "test_pipeline.py",
-    "test_cpu.py",
+    "test_device.py",
 )
 
 

@@ -2,8 +2,9 @@
 #
 #   make help            print this text
 #   make demo            install into .venv (without torch), then run the demonstration into out/
-#   make check           install into .venv-test, then format, lint, types, import contracts, quick tests
-#   make test            the same with all tests but the slow ones
+#   make static          install into .venv-test, then format, lint, types, import contracts
+#   make check           the same, and the quick tests
+#   make test            make static, and all tests but the slow ones
 #   make test-slow       those: a soak, the notebooks, an installation, pages rendered anew, long attacks
 #   make matrix          tests as other processors, thread counts and settings would run them: a table
 #   make clean           remove the environments, out/ and all caches

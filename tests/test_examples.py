@@ -34,6 +34,7 @@ def test_an_example_is_read_in_a_minute(path: Path) -> None:
     assert f"[{path.name}]({path.name})" in readme
 
 
+@pytest.mark.seconds
 def test_capture_and_simulate(printed, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     rows = re.findall(
@@ -46,6 +47,7 @@ def test_capture_and_simulate(printed, tmp_path: Path) -> None:
     assert (tmp_path / "mine.trace.safetensors").exists()
 
 
+@pytest.mark.seconds
 def test_own_policy(printed) -> None:
     pytest.importorskip("torch")
     first, second = printed("own_policy.py").splitlines()
@@ -53,6 +55,7 @@ def test_own_policy(printed) -> None:
     assert re.fullmatch(r"simpy [1-9]\d* hits, [1-9][\d,]+ bytes loaded", first)
 
 
+@pytest.mark.seconds
 def test_own_machine(printed) -> None:
     rows = re.findall(r"^(\S+) +([\d.]+) ms a token$", printed("own_machine.py"), re.M)
     assert [name for name, _ in rows] == [
@@ -64,12 +67,14 @@ def test_own_machine(printed) -> None:
     assert mine > card > orin > 0  # the slowest link loses
 
 
+@pytest.mark.seconds
 def test_sweep(printed) -> None:
     rows = re.findall(r"^(tiered\S+) +(\d+%) +([\d.]+)", printed("sweep.py"), re.M)
     assert [budget for _, budget, _ in rows] == ["30%"] * 5 + ["10%"] * 5
     assert rows[0][0] == rows[5][0] == "tiered(alpha=0.2,beta=0.6)"  # the narrowest loads least
 
 
+@pytest.mark.seconds
 def test_energy(printed) -> None:
     out = printed("energy.py")
     assert re.match(r"[\d.]+ s, exit code 0\n", out)

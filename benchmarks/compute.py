@@ -1,9 +1,9 @@
-"""Times the cpu device's arithmetic at Mixtral's geometry: what half the width costs of the whole.
+"""Time the cpu device's arithmetic at Mixtral's geometry: half the width against the whole.
 
-Run it with `make bench`. One expert of 8 blocks of 1792 neurons in bf16, random, by turns one of
-three, so that no cache of the processor has it; beside it torch, as one writes it, on one block of
-the same weights. All on one thread and interleaved. No weight is copied or converted on the way:
-see `test_no_weight_is_copied`.
+Run it with `make bench`. It computes random experts of 8 blocks of 1792 neurons in bf16, three of
+them by turns, so that the processor's caches do not hold them; beside them plain torch, on one
+block of the same weights. All run on one thread, interleaved. No weight is copied or converted on
+the way: see `test_no_weight_is_copied`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from crisp.hw.devices.batch import ExpertBatch
 from crisp.hw.devices.cpu.arithmetic import Arithmetic
 from crisp.hw.devices.protocol import BlockRange
 from crisp.hw.store.packing import pack_synthetic
-from crisp.hw.store.reader import views
+from crisp.hw.store.reader import view_blocks
 from crisp.model.spec import ModelSpec
 
 ROUNDS = {1: 25, 64: 7}
@@ -34,7 +34,7 @@ AIM = 0.6
 
 
 def work(x: Any, width: int) -> ExpertBatch:
-    """All rows of x, at a width."""
+    """Return the batch of all rows of x, at one width."""
     n = len(x)
     return ExpertBatch(0, np.arange(n), np.full(n, width), np.ones(n, np.float32), x)
 
@@ -53,7 +53,7 @@ def main() -> None:
     arithmetic.prepare()
     print(f"Mixtral's expert, {n} blocks of {spec.block} neurons, bf16, 1 thread; compiled or "
           f"fetched in {time.perf_counter() - begin:.1f} s")  # fmt: skip
-    parts = views(torch.from_numpy(pool), store)
+    parts = view_blocks(torch.from_numpy(pool), store)
 
     def ours(x: Any, turn: int, width: int) -> None:
         first = n * (turn % EXPERTS)
@@ -62,7 +62,7 @@ def main() -> None:
         )
 
     def theirs(x: Any, turn: int, width: int) -> None:
-        """One linear layer of each block and projection, which is where the weights lie."""
+        """Compute with torch: a linear layer for each block and projection, as they are stored."""
         linear, out = torch.nn.functional.linear, torch.zeros(len(x), spec.d_model)
         first = n * (turn % EXPERTS)
         for i in range(first, first + width):

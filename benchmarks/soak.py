@@ -1,8 +1,8 @@
-"""Replays and generates under random policies and budgets, for as long as it is told.
+"""Replay and generate under random policies and budgets for a given time, and check every run.
 
 Run it with `make soak`. Every run must decide as the simulator does (or, where it prefetches, as a
-fresh scheduler that is told what completed when), generation at full width must write what it wrote
-the first time, and memory, threads and open files must not grow.
+fresh scheduler that is fed the run's completions), generation at full width must write the same
+text each time, and memory, threads and open files must not grow.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from crisp.trace.fitting import fit_to_trace
 MODELS = {"tiny-mixtral": 16, "tiny-deepseek": 16}  # neurons of a block
 PROMPT = "def read(path):\n    return "
 NEW_TOKENS = 16
-WARM_UP = 3  # rounds of which nothing is said: caches fill
-SLACK = 24_000_000  # bytes of memory that may come and go
+WARM_UP = 3  # rounds that do not count, in which caches fill
+SLACK = 24_000_000  # bytes by which memory may vary
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model, its store, and routing of it."""
+    """A model, its store, and a trace of it."""
 
     model: ResidentModel
     inputs: LoadedInputs
@@ -49,7 +49,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Level:
-    """What must not grow."""
+    """The process's resources that must not grow."""
 
     memory: int  # bytes of its own (RssAnon)
     files: int
@@ -57,8 +57,8 @@ class Level:
 
     @classmethod
     def now(cls) -> Level:
-        """Of this process; without what Python or the C library would use again before they ask
-        for more.
+        """Return this process's level, without memory that Python or the C library would reuse
+        before they ask for more.
         """
         gc.collect()
         with suppress(AttributeError):  # glibc's
@@ -70,7 +70,7 @@ class Level:
 
 
 def subject(name: str, folder: Path) -> Subject:
-    """A small trained model from the checkout, packed."""
+    """Pack and load a small trained model of the checkout."""
     checkpoint = Path(__file__).parents[1] / "traces" / name
     store = pack(checkpoint, folder / name, dtype="fp32", block=MODELS[name])
     inputs = load_inputs(TraceSource.resolve(f"{name}-code"))
@@ -78,7 +78,7 @@ def subject(name: str, folder: Path) -> Subject:
 
 
 def policy(draw: random.Random) -> Policy:
-    """Any of them."""
+    """Draw a policy."""
     return named(
         draw.choice(["fo", "lru", "mo", "up", "crisp"]),
         unit=draw.choice(["expert", "block"]),
@@ -87,17 +87,17 @@ def policy(draw: random.Random) -> Policy:
     )
 
 
-def right(case: Case, seen: DecisionLog) -> bool:
-    """Whether a measured run decided what it should."""
+def decided_right(case: Case, log: DecisionLog) -> bool:
+    """Return whether a measured run decided what it should."""
     if case.policy.prefetch.active:
-        return replay_decisions(case, seen)
+        return replay_decisions(case, log)
     expected = DecisionLog()
     simulate(case, hardware_profile("rtx4090-pcie4"), sinks=[expected.sink], watch=expected.watch)
-    return same_decisions(seen, expected)
+    return same_decisions(log, expected)
 
 
-def a_replay(one: Subject, draw: random.Random, chosen: Policy, budget: Budget) -> bool:
-    """Of some rows of either phase."""
+def check_replay(one: Subject, draw: random.Random, chosen: Policy, budget: Budget) -> bool:
+    """Replay some rows of either phase; return whether the decisions were right."""
     conditions = Conditions(
         granularity=draw.choice(["expert", "block"]),
         phase=draw.choice(["decode", "prefill", "all"]),
@@ -106,22 +106,22 @@ def a_replay(one: Subject, draw: random.Random, chosen: Policy, budget: Budget) 
         limit=draw.choice([5, 40]),
     )
     spec = fit_to_trace(one.model.store.spec, one.inputs.trace)
-    case, seen = one.inputs.case(spec, chosen, budget, conditions), DecisionLog()
-    replay(case, one.model.store, DeviceOptions(), sinks=[seen.sink], watch=seen.watch)
-    return right(case, seen)
+    case, log = one.inputs.case(spec, chosen, budget, conditions), DecisionLog()
+    replay(case, one.model.store, DeviceOptions(), sinks=[log.sink], watch=log.watch)
+    return decided_right(case, log)
 
 
-def a_text(
+def check_text(
     one: Subject, draw: random.Random, chosen: Policy, budget: Budget, texts: dict[str, str]
 ) -> bool:
-    """Written by the model; at full width always the same."""
-    conditions, seen = (
+    """Generate a text; return whether the decisions were right (at full width the text, too)."""
+    conditions, log = (
         Conditions(granularity=draw.choice(["expert", "block"]), phase="all"),
         DecisionLog(),
     )
     made = generate(
         one.model, chosen, budget, DeviceOptions(), PROMPT, NEW_TOKENS,
-        profile=one.inputs.profile, conditions=conditions, sinks=[seen.sink], watch=seen.watch,
+        profile=one.inputs.profile, conditions=conditions, sinks=[log.sink], watch=log.watch,
     )  # fmt: skip
     if chosen.to_dict()["width"] == "full":
         first = texts.setdefault(one.model.loaded.name, made.text)
@@ -130,11 +130,11 @@ def a_text(
             return False
     spec = one.model.store.spec
     written = replace(one.inputs, trace=made.trace)
-    return right(written.case(spec, chosen, budget, conditions), seen)
+    return decided_right(written.case(spec, chosen, budget, conditions), log)
 
 
 def soak(seconds: float, seed: int) -> int:
-    """Rounds until the time is over; the number of faults found."""
+    """Run rounds until the time is over; return the number of faults."""
     draw, texts, faults, level = random.Random(seed), dict[str, str](), 0, None
     with tempfile.TemporaryDirectory() as folder:
         subjects = [subject(name, Path(folder)) for name in MODELS]
@@ -143,9 +143,9 @@ def soak(seconds: float, seed: int) -> int:
             one, chosen = draw.choice(subjects), policy(draw)
             budget = Budget.parse(draw.choice(["2%", "10%", "25%", "50%", "90%", "100%"]))
             if draw.random() < 0.5:
-                what, good = "replay", a_replay(one, draw, chosen, budget)
+                what, good = "replay", check_replay(one, draw, chosen, budget)
             else:
-                what, good = "generate", a_text(one, draw, chosen, budget, texts)
+                what, good = "generate", check_text(one, draw, chosen, budget, texts)
             rounds += 1
             if not good:
                 faults += 1
@@ -166,12 +166,12 @@ def soak(seconds: float, seed: int) -> int:
 
 
 def main() -> int:
-    """Say what was found; 1 if anything was."""
+    """Print what was found; 1 if there were faults."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1800)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    return 1 if soak(asked.seconds, asked.seed) else 0
+    options = parser.parse_args()
+    return 1 if soak(options.seconds, options.seed) else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Lays simulation beside measurement, cell by cell: docs/fidelity.md and fidelity.json.
+"""Compare simulation with measurement, cell by cell: docs/fidelity.md and fidelity.json.
 
-Run it with `make fidelity`. It needs about 7 GB of disk and a quiet machine for half an
-hour: nothing is discarded, so what else runs then is in the numbers.
+Run it with `make fidelity`. It needs about 7 GB of disk and a quiet machine for half an hour: no
+run is discarded, so whatever else runs meanwhile is in the figures.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ def main() -> int:
     parser.add_argument("--stores", type=Path, help="a folder to keep the stores in")
     parser.add_argument("--raw-only", action="store_true", help="renew what stands beside reads")
     parser.add_argument("--out", type=Path, default=Path("docs/fidelity.md"))
-    asked = parser.parse_args()
+    options = parser.parse_args()
     try:
-        with tempfile.TemporaryDirectory(dir=asked.stores or Path()) as folder:
-            place, record = Path(folder), asked.out.with_suffix(".json")
-            if asked.raw_only:
+        with tempfile.TemporaryDirectory(dir=options.stores or Path()) as folder:
+            place, record = Path(folder), options.out.with_suffix(".json")
+            if options.raw_only:
                 content = json.loads(record.read_text("utf-8"))
-                content["beside_raw"] = beside_all(place, asked.tokens, GEOMETRIES)
+                content["beside_raw"] = beside_all(place, options.tokens, GEOMETRIES)
             else:
                 content = measure_all(
-                    place, asked.tokens, asked.repeats, asked.seconds, MODES, GEOMETRIES
+                    place, options.tokens, options.repeats, options.seconds, MODES, GEOMETRIES
                 )
-            content["beside_raw"] += beside_all(place, asked.tokens, [WHOLE])
+            content["beside_raw"] += beside_all(place, options.tokens, [WHOLE])
     except CrispError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     with atomic(record) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    with atomic(asked.out) as temporary:
+    with atomic(options.out) as temporary:
         temporary.write_text(page(content), encoding="utf-8")
     return 0
 

@@ -1,4 +1,4 @@
-"""The cells, what is simulated and what is measured of each, and the plain reads in between."""
+"""The cells of the comparison: simulate and measure each, with plain reads in between."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import platform
 import random
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +15,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from plain_reads import probe, reread
 
 from crisp.hardware.profile import HardwareProfile
-from crisp.hw.calibration.calibrate import calibrated
-from crisp.hw.calibration.tables import processor
+from crisp.hw.calibration.calibrate import calibrate_device
+from crisp.hw.calibration.tables import processor_name
 from crisp.hw.decisions import DecisionLog, replay_decisions, same_decisions
 from crisp.hw.devices.options import DeviceOptions
-from crisp.hw.memory import map_anonymous
 from crisp.hw.replay import replay
 from crisp.hw.store.packing import pack_synthetic
 from crisp.hw.store.reader import Store
-from crisp.model.spec import PAGE, ModelSpec
+from crisp.model.spec import ModelSpec
 from crisp.run.case import Case
 from crisp.run.setup import load_setup
-from crisp.run.timeline import COMPUTE, END, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, Rows
+from crisp.run.timeline import COMPUTE, END, EVENT, KIND, Rows
 from crisp.sim.simulate import simulate
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import bundled_traces
@@ -40,7 +39,6 @@ METRICS = ("hits", "partial_hits", "blocks_loaded", "bytes_loaded", "tokens", "l
            "compute_busy", "layer_ms_per_token", "total_ns")  # fmt: skip
 GRANULARITIES = {"fo": ("block",), "lru": ("block", "expert"), "mo": ("block",),
                  "crisp": ("block", "expert")}  # fmt: skip
-_POOL = 256_000_000  # bytes that plain reads go to
 MODES = {"paced": 300_000_000, "free": None}  # bytes a second of the link
 
 
@@ -75,19 +73,19 @@ GEOMETRIES = (
         }, "32 experts"),
     ),
 )  # fmt: skip
-"""Small enough for all cells."""
+"""Geometries that are small enough for all cells."""
 WHOLE = Geometry(
     "Mixtral 8x7B's, top-2, 352 MB each",
     "tiny-mixtral-docs",
     ModelSpec.named("mixtral-8x7b").first_layers(1),
     beside=9,
 )
-"""Experts of a real size, and one layer of them: beside plain reads."""
+"""One layer of experts of a real size, which runs beside plain reads only."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the matrix."""
+    """One combination of geometry, policy, budget and granularity."""
 
     geometry: Geometry
     policy: str
@@ -95,7 +93,7 @@ class Cell:
     granularity: str
 
     def case(self, store: Store, tokens: int) -> Case:
-        """What is run."""
+        """Return the case that is run."""
         traced = RoutingTrace.load(bundled_traces()[self.geometry.trace]).layers
         layers = min(traced, store.spec.n_layers)
         setup = load_setup(self.geometry.trace, model=store.spec, layers=layers)
@@ -103,7 +101,7 @@ class Cell:
 
 
 def cells(geometry: Geometry) -> list[Cell]:
-    """Of one geometry."""
+    """Return the cells of one geometry."""
     return [
         Cell(geometry, policy, budget, granularity)
         for policy in POLICIES
@@ -120,7 +118,7 @@ def measure_all(
     modes: dict[str, int | None],
     geometries: Sequence[Geometry],
 ) -> dict[str, Any]:
-    """Everything of the page: conditions, and a record of each run that was made."""
+    """Calibrate, simulate and measure all cells; return the content of docs/fidelity.json."""
     runs, simulated, beside = [], [], []
     for number, geometry in enumerate(geometries):
         store = _packed(geometry, folder / f"store-{number}")
@@ -128,17 +126,17 @@ def measure_all(
             options = DeviceOptions(link_limit=limit)
             _say(f"{geometry.name}, {mode}: calibrating")
             toml = folder / f"{mode}-{number}.toml"
-            toml.write_text(calibrated(store, options, seconds).toml(), encoding="utf-8")
+            toml.write_text(calibrate_device(store, options, seconds).toml(), encoding="utf-8")
             profile = HardwareProfile.load(toml)
             expected = {}
             for cell in cells(geometry):
                 expected[cell] = _simulate(cell.case(store, tokens), profile)
-                simulated.append(_named(cell, mode) | expected[cell].facts)
+                simulated.append(_describe_cell(cell, mode) | expected[cell].facts)
             draw = random.Random(0)
             for repeat in range(repeats):
                 for cell in draw.sample(list(expected), len(expected)):
                     runs.append(
-                        _named(cell, mode)
+                        _describe_cell(cell, mode)
                         | {"repeat": repeat}
                         | _measure(cell.case(store, tokens), store, options, expected[cell])
                     )
@@ -151,7 +149,7 @@ def measure_all(
     return {
         "conditions": {
             "date": datetime.date.today().isoformat(),
-            "processor": processor(),
+            "processor": processor_name(),
             "cores": len(os.sched_getaffinity(0)),
             "kernel": platform.release(),
             "tokens": tokens,
@@ -166,7 +164,7 @@ def measure_all(
 
 
 def beside_all(folder: Path, tokens: int, geometries: Sequence[Geometry]) -> list[dict[str, Any]]:
-    """The runs beside plain reads alone."""
+    """Measure only the runs beside plain reads."""
     found = []
     for geometry in geometries:
         store = _packed(geometry, folder / f"beside-{geometry.spec.name}")
@@ -180,23 +178,23 @@ def _packed(geometry: Geometry, path: Path) -> Store:
 
 
 def _beside(geometry: Geometry, store: Store, tokens: int) -> list[dict[str, Any]]:
-    """Runs, each between two plain readings of the same blocks in the same order.
+    """Measure runs, each between two plain reads of the same blocks in the same order.
 
-    So all find the same in whatever caches the disk has, and what others do to it touches all. The
-    first run of a cell is not recorded: it tells which blocks these are.
+    So all find the same in the disk's caches, and other load on the disk affects all of them. The
+    first run of a cell is not recorded: it only shows which blocks these are.
     """
     found = []
-    own = [cell for cell in cells(geometry) if cell.granularity == "block"]
-    for cell in (cell for cell in own if cell.policy in ("lru", "crisp")):
-        seen, case = DecisionLog(), cell.case(store, tokens)
-        replay(case, store, DeviceOptions(), sinks=[seen.sink])
-        before = _reread(store, seen.sink.rows)
+    by_block = [cell for cell in cells(geometry) if cell.granularity == "block"]
+    for cell in (cell for cell in by_block if cell.policy in ("lru", "crisp")):
+        log, case = DecisionLog(), cell.case(store, tokens)
+        replay(case, store, DeviceOptions(), sinks=[log.sink])
+        before = reread(store, log.sink.rows)
         for repeat in range(geometry.beside):
             run = replay(case, store, DeviceOptions(), sinks=[])
             link = run.metrics["link_busy"] * run.metrics["total_ns"]
-            after = _reread(store, seen.sink.rows)
+            after = reread(store, log.sink.rows)
             found.append(
-                _named(cell, "free")
+                _describe_cell(cell, "free")
                 | {"repeat": repeat, "ns": run.metrics["total_ns"], "link_ns": int(link)}
                 | {"raw_ns": [before, after], "bytes": run.metrics["bytes_loaded"]}
             )
@@ -207,58 +205,34 @@ def _beside(geometry: Geometry, store: Store, tokens: int) -> list[dict[str, Any
     return found
 
 
-def _reread(store: Store, rows: Rows) -> int:
-    """Plain O_DIRECT reads, one after the other, of what was loaded, into memory that is taken by
-    turns; in ns.
-    """
-    size, turn = store.spec.block_bytes, 0
-    slots = _POOL // size
-    buffer = memoryview(map_anonymous(slots * size, "a buffer"))  # as the device's pool
-    buffer[:] = bytes(slots * size)  # it is there
-    files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in store.files]
-    place = {layer: row for row, layer in enumerate(store.spec.moe_layers)}
-    begin = time.perf_counter_ns()
-    for row in rows[rows[:, KIND] == LOAD]:
-        layer, expert, first = int(row[LAYER_ID]), int(row[EXPERT]), int(row[FIRST])
-        offset, done, start = store.offset(place[layer], expert, first), 0, turn * size
-        turn = (turn + 1) % slots
-        while done < size:
-            into = buffer[start + done : start + size]
-            done += os.preadv(files[place[layer]], [into], offset + done)
-    took = time.perf_counter_ns() - begin
-    for file in files:
-        os.close(file)
-    return took
-
-
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """A simulated cell."""
+    """A simulated cell: its metrics and its decisions."""
 
     facts: dict[str, Any]
-    seen: DecisionLog
+    log: DecisionLog
 
 
 def _simulate(case: Case, profile: HardwareProfile) -> Expected:
-    seen = DecisionLog()
-    run = simulate(case, profile, sinks=[seen.sink], watch=seen.watch)
-    return Expected(_facts(run.metrics), seen)
+    log = DecisionLog()
+    run = simulate(case, profile, sinks=[log.sink], watch=log.watch)
+    return Expected(_facts(run.metrics), log)
 
 
 def _measure(
     case: Case, store: Store, options: DeviceOptions, expected: Expected
 ) -> dict[str, Any]:
-    seen = DecisionLog()
+    log = DecisionLog()
     blocks = 1 if case.conditions.by_block else case.spec.n_blocks
-    before = _probe(store, blocks)
-    run = replay(case, store, options, sinks=[seen.sink], watch=seen.watch)
-    after = _probe(store, blocks)
+    before = probe(store, blocks)
+    run = replay(case, store, options, sinks=[log.sink], watch=log.watch)
+    after = probe(store, blocks)
     prefetches = case.policy.prefetch.active
-    same = replay_decisions(case, seen) if prefetches else same_decisions(seen, expected.seen)
+    same = replay_decisions(case, log) if prefetches else same_decisions(log, expected.log)
     return _facts(run.metrics) | {
         "probes_gb_per_s": [round(before, 4), round(after, 4)],
         "same_decisions": same,
-        "event_errors": _errors(seen.sink.rows, expected.seen.sink.rows),
+        "event_errors": _errors(log.sink.rows, expected.log.sink.rows),
     }
 
 
@@ -268,7 +242,7 @@ def _facts(metrics: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _named(cell: Cell, mode: str) -> dict[str, Any]:
+def _describe_cell(cell: Cell, mode: str) -> dict[str, Any]:
     return {
         "mode": mode,
         "geometry": cell.geometry.name,
@@ -279,34 +253,17 @@ def _named(cell: Cell, mode: str) -> dict[str, Any]:
 
 
 def _errors(measured: Rows, simulated: Rows) -> list[float]:
-    """Of the times of events, relative: the 5, 50 and 95 % quantiles."""
-    own, other = _events(measured), _events(simulated)
-    return [round(float(q), 4) for q in np.percentile(other / own - 1, (5, 50, 95))]
+    """Return the relative errors of the times of events: the 5, 50 and 95 % quantiles."""
+    errors = _events(simulated) / _events(measured) - 1
+    return [round(float(q), 4) for q in np.percentile(errors, (5, 50, 95))]
 
 
 def _events(rows: Rows) -> npt.NDArray[np.float64]:
-    """From the end of one event to the end of the next, in ns."""
+    """Return the times from the end of one event to the end of the next, in ns."""
     ends = rows[rows[:, KIND] == COMPUTE]
     last = np.zeros(int(ends[:, EVENT].max()) + 1)
     np.maximum.at(last, ends[:, EVENT], ends[:, END])
     return np.diff(last, prepend=0.0)
-
-
-def _probe(store: Store, blocks: int) -> float:
-    """Plain O_DIRECT reads of so many blocks at random places: GB/s."""
-    size, path = blocks * store.spec.block_bytes, store.files[0]
-    buffer, draw = memoryview(map_anonymous(size, "a buffer")), random.Random(0)
-    buffer[:] = bytes(size)
-    file, spans = os.open(path, os.O_RDONLY | os.O_DIRECT), (path.stat().st_size - PAGE) // size
-    places = [PAGE + size * draw.randrange(spans) for _ in range(max(4, 128_000_000 // size))]
-    begin = time.perf_counter()
-    for place in places:
-        done = 0
-        while done < size:
-            done += os.preadv(file, [buffer[done:]], place + done)
-    took = time.perf_counter() - begin
-    os.close(file)
-    return len(places) * size / took / 1e9
 
 
 def _say(text: str) -> None:

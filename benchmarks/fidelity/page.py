@@ -1,4 +1,4 @@
-"""docs/fidelity.md, from the record of all runs."""
+"""Write docs/fidelity.md from the record of all runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 Record = dict[str, Any]
 KEY = ("mode", "geometry", "policy", "budget", "granularity")
-DOMINATED = 20  # times all that does not overlap: then loading is nearly all there is
+DOMINATED = 20  # loading dominates a run if it takes so many times all that does not overlap it
 TITLES = {
     "paced": "(a) Link paced to {pace:.0f} MB/s",
     "free": "(b) Disk as fast as it goes",
@@ -18,45 +18,45 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the matrix: what was simulated, and its repeats."""
+    """A combination of settings: its simulation, and its measured runs."""
 
     simulated: Record
     runs: list[Record]
 
     @property
     def measured(self) -> float:
-        """ms per token: the median of the repeats."""
+        """The measured ms per token: the median of the runs."""
         return median(run["ms_per_token"] for run in self.runs)
 
     @property
     def error(self) -> float:
-        """Of the simulation, relative to what was measured."""
+        """The relative error of the simulation."""
         return self.simulated["ms_per_token"] / self.measured - 1
 
     @property
     def spread(self) -> float:
-        """Of the repeats: largest less smallest, over the median."""
+        """The spread of the runs: largest less smallest, over the median."""
         times = [run["ms_per_token"] for run in self.runs]
         return (max(times) - min(times)) / self.measured
 
     @property
     def same(self) -> bool:
-        """Whether every repeat decided as was expected."""
+        """Whether every run decided as it should."""
         return all(run["same_decisions"] for run in self.runs)
 
     @property
     def megabytes(self) -> float:
-        """Loaded a token."""
+        """MB loaded per token."""
         return float(self.simulated["bytes_loaded"] / self.simulated["tokens"] / 1e6)
 
     @property
     def probed(self) -> float:
-        """GB/s of the probes before and after the runs, their median."""
+        """The median speed of the probes before and after the runs, in GB/s."""
         return median(rate for run in self.runs for rate in run["probes_gb_per_s"])
 
 
 def read(content: Record) -> list[Cell]:
-    """The cells of a record."""
+    """Return the cells of a record."""
     runs: dict[tuple[str, ...], list[Record]] = {}
     for run in content["runs"]:
         runs.setdefault(_key(run), []).append(run)
@@ -64,7 +64,7 @@ def read(content: Record) -> list[Cell]:
 
 
 def page(content: Record) -> str:
-    """The text of docs/fidelity.md."""
+    """Return the text of docs/fidelity.md."""
     cells, told = read(content), content["conditions"]
     parts = [_head(told, cells)]
     for mode, title in TITLES.items():
@@ -193,7 +193,7 @@ def _quartiles(values: Sequence[float], decimals: int) -> str:
 
 
 def _loading(runs: list[Record]) -> float:
-    """Loading over all that does not overlap with it, in the middle run."""
+    """Return the time of loading over all that does not overlap with it, in the median run."""
     return median(run["link_ns"] / max(1, run["ns"] - run["link_ns"]) for run in runs)
 
 

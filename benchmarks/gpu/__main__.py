@@ -1,9 +1,9 @@
-"""Every check that needs a GPU, in one go and in less than eight minutes: `make gpu-report`.
+"""Run every check that needs a GPU, in less than eight minutes: `make gpu-report`.
 
-It needs a Python of 3.11 or newer with torch, triton, numpy, safetensors and xxhash, and this
-checkout; nothing is installed. Pure Python that is missing there (simpy, nvidia-ml-py) may lie in a
-folder that ``--carried`` names. ``--dry-run`` goes through all of it on the processor, with
-tiny matrices: it shows that the script works, and its figures say nothing.
+It needs Python 3.11 or newer with torch, triton, numpy, safetensors and xxhash, and this checkout;
+nothing is installed. Pure Python packages that are missing there (simpy, nvidia-ml-py) may be in a
+folder that ``--carried`` names. ``--dry-run`` runs all checks on the processor, with tiny matrices:
+it shows that the script works, and its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/gpu"), help="a folder")
     parser.add_argument("--carried", type=Path, help="a folder of Python packages")
     parser.add_argument("--dry-run", action="store_true", help="on the processor")
-    asked = parser.parse_args()
-    sys.path[:0] = [str(ROOT), *([str(asked.carried)] if asked.carried else [])]
+    options = parser.parse_args()
+    sys.path[:0] = [str(ROOT), *([str(options.carried)] if options.carried else [])]
     try:
         import torch
         from eager import Eager
-        from sections import SECTIONS, Machine
+        from machine import Machine
+        from sections import SECTIONS
 
         from crisp.errors import CrispError
         from crisp.hw.devices.gpu.torch_cuda import TorchCuda
@@ -41,32 +42,34 @@ def main() -> int:
         print(f"error: {error.name} is needed and not installed: {error}", file=sys.stderr)
         return 2
     try:
-        streams: Any = Eager() if asked.dry_run else TorchCuda()
+        streams: Any = Eager() if options.dry_run else TorchCuda()
     except CrispError as error:
         print(f"error: {error}; --dry-run goes without one", file=sys.stderr)
         return 2
-    asked.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"conditions": conditions(torch, streams.name)}
+    options.out.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {"conditions": conditions(torch, streams.name)}
     begin, failed = time.monotonic(), False
-    with tempfile.TemporaryDirectory(dir=asked.out) as folder:
-        machine = Machine(streams, Path(folder), asked.dry_run, "cpu" if asked.dry_run else "cuda")
+    with tempfile.TemporaryDirectory(dir=options.out) as folder:
+        machine = Machine(
+            streams, Path(folder), options.dry_run, "cpu" if options.dry_run else "cuda"
+        )
         for title, check in SECTIONS.items():
             print(f"{time.monotonic() - begin:5.0f} s  {title}", file=sys.stderr, flush=True)
             try:
-                found[title] = check(machine)
-            except Exception:  # the others are still worth having
-                failed, found[title] = True, traceback.format_exc()
-                print(found[title], file=sys.stderr)
-            write(found, asked.out)
-    found["conditions"]["seconds"] = round(time.monotonic() - begin)
-    write(found, asked.out)
-    print(asked.out / "report.md")
+                report[title] = check(machine)
+            except Exception:  # the other sections still run
+                failed, report[title] = True, traceback.format_exc()
+                print(report[title], file=sys.stderr)
+            write(report, options.out)
+    report["conditions"]["seconds"] = round(time.monotonic() - begin)
+    write(report, options.out)
+    print(options.out / "report.md")
     return int(failed)
 
 
 def conditions(torch: Any, name: str) -> dict[str, Any]:
-    """What the figures stand under."""
-    told = {
+    """Return the machine and the versions that the figures were measured with."""
+    facts = {
         "date": datetime.date.today().isoformat(), "gpu": name, "torch": torch.__version__,
         "python": platform.python_version(), "kernel": platform.release(),
     }  # fmt: skip
@@ -74,30 +77,30 @@ def conditions(torch: Any, name: str) -> dict[str, Any]:
         import triton
 
         properties = torch.cuda.get_device_properties(0)
-        told |= {
+        facts |= {
             "capability": f"{properties.major}.{properties.minor}", "cuda": torch.version.cuda,
             "memory_bytes": properties.total_memory, "triton": triton.__version__,
         }  # fmt: skip
-    return told
+    return facts
 
 
-def write(found: dict[str, Any], folder: Path) -> None:
-    """Both files, after every section: whatever ends the run, what was found is there."""
-    from sections import shown
+def write(report: dict[str, Any], folder: Path) -> None:
+    """Write report.json and report.md; called after every section, so that nothing gets lost."""
+    from sections import format_cell
 
-    (folder / "report.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    told = ", ".join(f"{key} {value}" for key, value in found["conditions"].items())
-    dry = "none" in found["conditions"]["gpu"]
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    facts = ", ".join(f"{key} {value}" for key, value in report["conditions"].items())
+    dry = "none" in report["conditions"]["gpu"]
     title = "# A dry run on the processor: its figures say nothing" if dry else "# On a GPU"
-    parts = [title, f"Written by `make gpu-report`: {told}."]
-    for title, rows in list(found.items())[1:]:
+    parts = [title, f"Written by `make gpu-report`: {facts}."]
+    for title, rows in list(report.items())[1:]:
         parts.append(f"## {title}")
         if isinstance(rows, str):
             parts.append(f"Failed:\n\n```\n{rows}```")
             continue
         names = list(rows[0])
         lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
-        lines += [f"| {' | '.join(shown(row[name]) for name in names)} |" for row in rows]
+        lines += [f"| {' | '.join(format_cell(row[name]) for name in names)} |" for row in rows]
         parts.append("\n".join(lines))
     (folder / "report.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 

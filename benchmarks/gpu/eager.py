@@ -1,4 +1,4 @@
-"""Streams without a GPU: everything happens at once, on the processor. For the report's dry run."""
+"""Streams without a GPU, for the report's dry run: the processor does everything at once."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ import torch
 
 
 class Happened:
-    """An event that is over when it is recorded."""
+    """An event that has happened when it is recorded."""
 
     def __init__(self) -> None:
         self.at = time.perf_counter_ns()
 
     def synchronize(self) -> None:
-        """It has."""
+        """No-op: it has happened."""
 
 
 class Eager:
-    """See `crisp.hw.devices.gpu.streams.DeviceStreams`."""
+    """`crisp.hw.devices.gpu.streams.DeviceStreams` that run each operation when it is launched."""
 
     name = "none (dry run on the processor)"
 
     def stream(self) -> None:
-        """All are one."""
+        """Return the only stream."""
 
     def current(self) -> None:
-        """The same."""
+        """Return the only stream."""
 
     @contextmanager
     def on(self, stream: None) -> Iterator[None]:
-        """The same."""
+        """No-op: there is one stream."""
         yield
 
     def launch(self, operation: Callable[..., None], *args: Any) -> None:
-        """Done when it returns."""
+        """Run the operation."""
         operation(*args)
 
     def record(self) -> Happened:
-        """Now."""
+        """Return an event that has happened."""
         return Happened()
 
     def wait(self, event: Happened) -> None:
-        """It has happened."""
+        """No-op: it has happened."""
 
     def empty(self, *shape: int, dtype: str) -> Any:
-        """Host memory."""
+        """Allocate host memory."""
         return torch.empty(shape, dtype=getattr(torch, dtype))
 
     def upload(self, numbers: Any) -> Any:
-        """A tensor is there already."""
+        """Return the numbers as a tensor in host memory."""
         return numbers if torch.is_tensor(numbers) else torch.from_numpy(numbers)
 
     def download(self, tensor: Any) -> tuple[Any, Happened]:
-        """It is there already."""
+        """Return the tensor itself: it is in host memory."""
         return tensor, self.record()
 
     def register(self, memory: Any) -> None:
-        """Nothing is page-locked."""
+        """No-op: nothing is page-locked."""
 
     def unregister(self, memory: Any) -> None:
-        """Nothing was."""
+        """No-op: nothing is page-locked."""
 
     def free_bytes(self) -> int:
-        """As much as one likes: the host says no if it is too much."""
+        """Return a large number: the host refuses what is too much."""
         return 1 << 40

@@ -1,4 +1,4 @@
-"""The checks of the report, each a function from the machine to lines of a table."""
+"""The checks of the report: functions from the machine to the rows of a table."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from fractions import Fraction
-from pathlib import Path
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from machine import ROUNDS, Machine
 
 from crisp.hardware.profile import HardwareProfile
-from crisp.hw.calibration.calibrate import calibrated
+from crisp.hw.calibration.calibrate import calibrate_device
 from crisp.hw.devices.gpu.cuda import cuda
 from crisp.hw.devices.gpu.kernels import BlockLayout, add_blocks, reference
+from crisp.hw.devices.gpu.unified import time_operation
 from crisp.hw.devices.protocol import Copy
-from crisp.hw.model.lookup import Lookup
+from crisp.hw.model.lookup import WidthLookup
 from crisp.hw.replay import replay
-from crisp.hw.store.packing import pack_synthetic
 from crisp.hw.store.reader import Store
-from crisp.hw.telemetry import chosen as meter_of
-from crisp.model.spec import ModelSpec
+from crisp.hw.telemetry import meter_for
 from crisp.policy import Budget, named
 from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
@@ -34,71 +31,13 @@ from crisp.sim.simulate import simulate
 from crisp.trace import Header, RoutingTrace
 
 DTYPES = ("bf16", "fp16", "fp32", "int8", "int4")
-ROUNDS = 20
 BUDGETS = ("10%", "30%", "50%")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What is measured, and how large."""
-
-    streams: Any  # crisp.hw.devices.gpu.streams.DeviceStreams
-    folder: Path  # for stores
-    dry: bool
-    device: str  # torch's name
-
-    def spec(self, layers: int) -> ModelSpec:
-        """Mixtral's experts; in a dry run of few neurons."""
-        whole = ModelSpec.named("mixtral-8x7b").first_layers(layers)
-        if not self.dry:
-            return whole
-        return ModelSpec(
-            name="dry", n_layers=layers, moe_layers=tuple(range(layers)), n_experts=8, top_k=2,
-            d_model=128, d_ff=256, dtype_bits=16, bits=Fraction(16), matrices=3, biases=False,
-            dense_params=(0,) * layers, block=32, config_hash=None,
-        )  # fmt: skip
-
-    def store(self, name: str, layers: int, dtype: str = "bf16") -> Store:
-        """Random experts, packed once."""
-        place = self.folder / f"{name}-{dtype}"
-        return (
-            Store.open(place)
-            if place.exists()
-            else pack_synthetic(self.spec(layers), place, dtype=dtype)
-        )
-
-    def milliseconds(self, work: Callable[[], object], rounds: int = ROUNDS) -> float:
-        """The median time of something on the device, each time for itself."""
-        for _ in range(1 if self.dry else 3):
-            work()
-        found = []
-        for _ in range(2 if self.dry else rounds):
-            if self.dry:
-                begin = time.perf_counter()
-                work()
-                found.append(1e3 * (time.perf_counter() - begin))
-                continue
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            begin.record()
-            work()
-            end.record()
-            end.synchronize()
-            found.append(begin.elapsed_time(end))
-        return statistics.median(found)
-
-    def options(self) -> Any:
-        """What `replay` and `calibrated` open a device with."""
-        return SimpleNamespace(
-            device="cuda", open=lambda store, slots: cuda(self.streams, store, slots)
-        )
-
 
 Table = list[dict[str, Any]]
 
 
 def peaks(machine: Machine) -> Table:
-    """What this card reaches when one does nothing else: the ground that shares stand on."""
+    """Measure the card's peak memory bandwidth and matmul rates, which shares are taken of."""
     n = 256 if machine.dry else 8192
     size = 1 << (20 if machine.dry else 30)
     a, b = (torch.empty(size, dtype=torch.uint8, device=machine.device) for _ in range(2))
@@ -116,9 +55,9 @@ def peaks(machine: Machine) -> Table:
 
 
 def kernels(machine: Machine) -> Table:
-    """An expert of each dtype: right against the reference, and how fast for 1 and 128 rows.
+    """Check an expert of each dtype against the reference, and time it for 1 and 128 rows.
 
-    Experts by turns, of more bytes than the card's cache holds.
+    Experts are taken by turns, of more bytes than the card's cache holds.
     """
     memory, *rest = peaks(machine)
     peak = {"bf16": rest[0]["rate"], "fp16": rest[1]["rate"]}
@@ -147,8 +86,10 @@ def kernels(machine: Machine) -> Table:
             error = float((sums - right).abs().max() / right.abs().max())
             args = counts, neurons, x, sums
 
-            def work(own: Any = (layout, pool), tables: Any = tables, args: Any = args) -> None:
-                add_blocks(*own, tables[next(turn) % len(tables)], *args)
+            def work(
+                pool_and_layout: Any = (layout, pool), tables: Any = tables, args: Any = args
+            ) -> None:
+                add_blocks(*pool_and_layout, tables[next(turn) % len(tables)], *args)
 
             took = machine.milliseconds(work)
             read = n * spec.block_bytes / took / 1e6
@@ -162,7 +103,7 @@ def kernels(machine: Machine) -> Table:
 
 
 def link(machine: Machine) -> Table:
-    """Loads by the device's own copy against one plain copy of page-locked memory."""
+    """Time loads of a device against one plain copy of page-locked memory."""
     store = machine.store("kernels", 1)
     size = store.spec.expert_bytes
     there = torch.empty(size, dtype=torch.uint8, device=machine.device)
@@ -173,7 +114,8 @@ def link(machine: Machine) -> Table:
         times = []
         for turn in range(4 if machine.dry else 2 * ROUNDS):
             slots = range(store.spec.n_blocks)
-            times.append(ended(device, Copy(0, turn % store.spec.n_experts, 0, slots)) / 1e6)
+            copy = Copy(0, turn % store.spec.n_experts, 0, slots)
+            times.append(time_operation(device, partial(device.copy, copy)) / 1e6)
         loads = device.describe()
     finally:
         device.close()
@@ -184,26 +126,8 @@ def link(machine: Machine) -> Table:
     }]  # fmt: skip
 
 
-def ended(device: Any, request: Copy) -> int:
-    """How long a load takes, from its hand-over until the host knows that it has ended: ns."""
-    import threading
-
-    over, ends = threading.Event(), list[Any]()
-
-    def done(end: int, failure: BaseException | None) -> None:
-        ends.extend((end, failure))
-        over.set()
-
-    begin = device.clock()
-    device.copy(request, done)
-    over.wait()
-    if ends[1] is not None:
-        raise ends[1]
-    return int(ends[0] - begin)
-
-
 def overlap(machine: Machine) -> Table:
-    """A copy from page-locked memory and kernels, each alone and side by side, by CUDA's events."""
+    """Time a copy from page-locked memory and kernels, alone and side by side, by CUDA's events."""
     if machine.dry:
         return [{"copy ms": None, "kernels ms": None, "together ms": None, "hidden": None}]
     store = machine.store("kernels", 1)
@@ -249,7 +173,7 @@ def overlap(machine: Machine) -> Table:
 
 
 def cases(machine: Machine, store: Store) -> Iterator[Case]:
-    """Policies and budgets over random routing."""
+    """Yield the cases of two policies and three budgets over random routing."""
     tokens, spec, draw = (4 if machine.dry else 24), store.spec, np.random.default_rng(0)
     experts = draw.random((tokens, spec.n_layers, spec.n_experts)).argsort(2)[:, :, : spec.top_k]
     trace = RoutingTrace(
@@ -266,11 +190,12 @@ def cases(machine: Machine, store: Store) -> Iterator[Case]:
 
 
 def fidelity(machine: Machine) -> Table:
-    """Calibrate, then the same cases simulated and measured: ms a token, and joules."""
+    """Calibrate; then simulate and measure the same cases: ms per token, and joules."""
     store, options = machine.store("replay", 2), machine.options()
     path = machine.folder / "measured.toml"
-    path.write_text(calibrated(store, options, 1 if machine.dry else 40).toml(), encoding="utf-8")
-    profile, meter, found = HardwareProfile.load(path), meter_of("cuda"), []
+    times = calibrate_device(store, options, 1 if machine.dry else 40)
+    path.write_text(times.toml(), encoding="utf-8")
+    profile, meter, found = HardwareProfile.load(path), meter_for("cuda"), []
     for case in cases(machine, store):
         guessed = simulate(case, profile).metrics
         run = replay(case, store, options, meter=meter)
@@ -289,21 +214,21 @@ def fidelity(machine: Machine) -> Table:
 
 
 def lookup(machine: Machine) -> Table:
-    """Widths of a policy that is a table, looked up on the device: one row, Mixtral's counts."""
+    """Time the lookup of widths on the device, of a policy that is a table: one row, top-2 of 8."""
     spec = machine.spec(2)
     device = cuda(machine.streams, machine.store("replay", 2), 2 * spec.n_blocks)
     try:
         profile = Profile.from_trace(next(cases(machine, machine.store("replay", 2))).trace)
         widths = named("crisp").width.bind(spec, profile, True)
-        own = Lookup(spec, widths, device.upload, device.fetch)
+        widths_of = WidthLookup(spec, widths, device.upload, device.fetch)
         index = torch.tensor([[3, 1]], device=machine.device)
         weights = torch.tensor([[0.7, 0.3]], device=machine.device)
         took, host = [], []
         for _ in range(10 if machine.dry else 500):
-            before, begin = own.own_ns, time.perf_counter_ns()
-            own(0, "layer", index, weights, None)
+            before, begin = widths_of.own_ns, time.perf_counter_ns()
+            widths_of(0, "layer", index, weights, None)
             took.append(time.perf_counter_ns() - begin)
-            host.append(own.own_ns - before)
+            host.append(widths_of.own_ns - before)
     finally:
         device.close()
     return [{
@@ -322,8 +247,8 @@ SECTIONS: dict[str, Callable[[Machine], Table]] = {
 }
 
 
-def shown(value: Any) -> str:
-    """A cell of a table."""
+def format_cell(value: Any) -> str:
+    """Return a value as a cell of a table."""
     if value is None:
         return "–"
     if isinstance(value, float):

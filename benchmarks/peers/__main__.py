@@ -1,8 +1,9 @@
-"""Tokens a second of CRISP and of what people use today, under one memory cap: docs/peers.md.
+"""Compare the tokens per second of CRISP, llama.cpp and accelerate under one memory cap.
 
-Run it with `make peers`, as root (memory cgroups), on a quiet machine: ten minutes, 8 GB of disk.
-Every contestant runs the same random weights, alone, from cold caches, in a group whose cap counts
-the page cache: what its process takes without experts, and a share of the experts' bytes.
+Run it with `make peers`, as root (memory cgroups), on a quiet machine; it writes docs/peers.md, and
+takes ten minutes and 8 GB of disk. Every contestant runs the same random weights, alone, from cold
+caches, in a group whose cap counts the page cache. The cap is what the contestant's process takes
+without experts, and a share of the experts' bytes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import model
 from cgroup import Group, NoGroup, group
 from page import page
 
+from crisp.hw.calibration.tables import processor_name
+
 HERE = Path(__file__).parent
 SHARES = (0.2, 0.5, 1.0)
 SLACK = 64_000_000  # bytes beside what a process was seen to take
@@ -31,7 +34,7 @@ PACKAGES = ("torch", "transformers", "accelerate", "llama-cpp-python", "numba")
 
 
 def prepare(folder: Path) -> None:
-    """The checkpoint, the same as GGUF, and as a store."""
+    """Make the checkpoint, the same as GGUF, and its store."""
     for script, *arguments in (
         ("model.py", folder / "model"),
         ("to_gguf.py", folder / "model", folder / "model.gguf"),
@@ -43,20 +46,20 @@ def prepare(folder: Path) -> None:
 
 
 def run(
-    own: Group, folder: Path, name: str, cap: int | None, asked: argparse.Namespace, **how: Any
+    own: Group, folder: Path, name: str, cap: int | None, settings: argparse.Namespace, **how: Any
 ) -> dict[str, Any]:
-    """One contestant's result, or why there is none."""
+    """Run one contestant; return its result, or why there is none."""
     own.limit(cap)
     options = [part for key, value in how.items() for part in (f"--{key}", str(value))]
     command = [
         sys.executable, str(HERE / "runs.py"), name, str(folder),
-        "--threads", str(asked.threads), "--tokens", str(asked.tokens),
-        "--seconds", str(asked.seconds), *options,
+        "--threads", str(settings.threads), "--tokens", str(settings.tokens),
+        "--seconds", str(settings.seconds), *options,
     ]  # fmt: skip
     try:
-        done = own.run(command, 8 * asked.seconds)
+        done = own.run(command, 8 * settings.seconds)
     except subprocess.TimeoutExpired:
-        return {"failed": f"no end after {8 * asked.seconds:.0f} s"}
+        return {"failed": f"no end after {8 * settings.seconds:.0f} s"}
     finally:
         own.limit(None)
     if done.returncode:
@@ -67,8 +70,8 @@ def run(
 
 
 def base(name: str, found: dict[str, Any], budget: int, folder: Path) -> int:
-    """Bytes that a process takes without experts, from a run that held hardly any: its own memory,
-    code, and all other weights.
+    """Return the bytes that a contestant's process takes without experts: memory, code and all
+    other weights, from a run that held hardly any experts.
     """
     more = {
         "crisp": -budget,
@@ -79,29 +82,29 @@ def base(name: str, found: dict[str, Any], budget: int, folder: Path) -> int:
 
 
 def main() -> int:
-    """Measure and write."""
+    """Measure, and write both files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=40)
     parser.add_argument("--folder", type=Path, help="to keep the model in, or where it is")
     parser.add_argument("--out", type=Path, default=Path("docs/peers.md"))
-    asked = parser.parse_args()
+    settings = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=Path()) as scratch:
-        folder = asked.folder or Path(scratch)
+        folder = settings.folder or Path(scratch)
         try:
             with group() as own:
-                content = measure(own, folder, asked)
+                content = measure(own, folder, settings)
         except NoGroup as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-    asked.out.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    asked.out.write_text(page(content), "utf-8")
+    settings.out.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    settings.out.write_text(page(content), "utf-8")
     return 0
 
 
-def measure(own: Group, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """Everything of the page."""
+def measure(own: Group, folder: Path, settings: argparse.Namespace) -> dict[str, Any]:
+    """Run all contestants at all caps; return the content of docs/peers.json."""
     if not (folder / "store").exists():
         prepare(folder)
     small = model.EXPERT_BYTES // 10
@@ -109,7 +112,7 @@ def measure(own: Group, folder: Path, asked: argparse.Namespace) -> dict[str, An
     for name in CONTESTANTS:
         how = {"budget": small} if name == "crisp" else {}
         found = run(
-            own, folder, name, None, argparse.Namespace(**vars(asked) | {"tokens": 2}), **how
+            own, folder, name, None, argparse.Namespace(**vars(settings) | {"tokens": 2}), **how
         )
         _say(f"{name}, to see its size: {found}")
         bases[name] = base(name, found, small, folder)
@@ -121,21 +124,21 @@ def measure(own: Group, folder: Path, asked: argparse.Namespace) -> dict[str, An
                 how = {"budget": int(share * model.EXPERT_BYTES)}
             elif name == "accelerate":
                 how = {"resident": int(share * model.LAYERS)}
-            found = run(own, folder, name, cap, asked, **how)
+            found = run(own, folder, name, cap, settings, **how)
             results.append({"contestant": name, "share": share, "cap": cap, **found})
             _say(f"{name} at {share:.0%}: {_speed(found)}")
-    found = run(own, folder, "transformers", None, asked)
+    found = run(own, folder, "transformers", None, settings)
     results.append({"contestant": "transformers", "share": None, "cap": None, **found})
     _say(f"transformers, all in memory: {_speed(found)}")
     return {
         "conditions": {
             "date": datetime.date.today().isoformat(),
-            "processor": _processor(),
+            "processor": processor_name(),
             "cores": len(os.sched_getaffinity(0)),
             "kernel": platform.release(),
-            "threads": asked.threads,
-            "tokens": asked.tokens,
-            "seconds": asked.seconds,
+            "threads": settings.threads,
+            "tokens": settings.tokens,
+            "seconds": settings.seconds,
             "cgroup": own.version,
             "expert_bytes": model.EXPERT_BYTES,
             "token_bytes": model.TOKEN_BYTES,
@@ -151,12 +154,6 @@ def _speed(found: dict[str, Any]) -> str:
     if "failed" in found:
         return str(found["failed"])
     return f"{found['tokens'] / found['seconds']:.2f} tokens/s"
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""A memory cgroup with a cap, version 1 or 2: the page cache counts, as on a small machine."""
+"""A memory cgroup with a cap, of version 1 or 2, which counts the page cache."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _ENTER = 'echo $$ > "$0"/cgroup.procs && exec "$@"'
 
 
 class NoGroup(Exception):
-    """Why there is none, in one line."""
+    """There can be no group; the message says why."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A group; what runs in it is charged for all memory it touches first."""
+    """A memory cgroup; a process in it is charged for all memory that it touches first."""
 
     folder: Path
     version: int
@@ -30,7 +30,7 @@ class Group:
         (self.folder / name).write_text(none if cap is None else str(cap))
 
     def run(self, command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
-        """Run it inside, from cold caches; TimeoutExpired after so many seconds."""
+        """Run a command in the group, from cold caches; TimeoutExpired after ``seconds``."""
         drop_caches()
         return subprocess.run(
             ["sh", "-c", _ENTER, str(self.folder), *command],
@@ -39,14 +39,14 @@ class Group:
 
 
 def drop_caches() -> None:
-    """Forget all clean pages of the machine."""
+    """Drop all clean pages of the machine's page cache."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
 @contextmanager
 def group() -> Iterator[Group]:
-    """A new group, gone afterwards. Raises NoGroup where that cannot be."""
+    """Create a group and remove it after the block. Raises NoGroup where that is impossible."""
     version = 2 if (_ROOT / "cgroup.controllers").exists() else 1
     folder = _ROOT / ("" if version == 2 else "memory") / f"crisp-peers-{os.getpid()}"
     try:

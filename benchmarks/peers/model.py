@@ -1,6 +1,6 @@
-"""A checkpoint of Mixtral's shape and random weights, with a tokenizer of numbered words.
+"""Make a checkpoint of Mixtral's shape with random weights, and a tokenizer of numbered words.
 
-One and the same file feeds every contestant. Run alone: `python model.py FOLDER`.
+All contestants run the same file. Run alone: `python model.py FOLDER`.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ D_MODEL, D_FF, LAYERS, EXPERTS, TOP_K, VOCABULARY = 1024, 3584, 12, 8, 2, 2048
 PROMPT, CONTEXT, SEED = 64, 512, 0
 
 EXPERT_BYTES = 2 * LAYERS * EXPERTS * 3 * D_MODEL * D_FF
-"""of all experts, in bf16"""
+"""Bytes of all experts, in bf16."""
 TOKEN_BYTES = EXPERT_BYTES * TOP_K // EXPERTS
-"""of the experts that a token uses"""
+"""Bytes of the experts that one token uses."""
 
 
 def prompt() -> list[int]:
-    """Random tokens: so many that nearly every expert is used before the clock starts."""
+    """Return random tokens, so many that nearly every expert is used before the clock starts."""
     import random
 
     return random.Random(SEED).choices(range(VOCABULARY), k=PROMPT)
 
 
 def words(tokens: list[int]) -> str:
-    """The text that the tokenizer makes these tokens of."""
+    """Return the text of some tokens."""
     return " ".join(f"w{token}" for token in tokens)
 
 
 def write(folder: Path) -> None:
-    """Write it: 2.2 GB, and about as much memory meanwhile."""
+    """Write the checkpoint: 2.2 GB, and about as much memory meanwhile."""
     import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel

@@ -1,4 +1,4 @@
-"""docs/peers.md, from the record of a run."""
+"""Write docs/peers.md from the record of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN = {
 
 
 def page(content: dict[str, Any]) -> str:
-    """The text."""
+    """Return the text of docs/peers.md."""
     told, results = content["conditions"], content["results"]
     shares = sorted({r["share"] for r in results if r["share"] is not None})
     names = list(dict.fromkeys(r["contestant"] for r in results))
@@ -83,7 +83,7 @@ def _verdicts(found: dict[Any, Any], shares: list[float]) -> list[str]:
 
 
 def _agreement(found: dict[Any, Any], shares: list[float]) -> list[str]:
-    """How far CRISP and llama.cpp write the same tokens; their arithmetic rounds differently."""
+    """Say how many tokens CRISP and llama.cpp write alike; their arithmetic rounds differently."""
     own, other = (
         found.get((name, shares[-1]), {}).get("ids", []) for name in ("crisp", "llama.cpp")
     )
@@ -97,7 +97,7 @@ def _agreement(found: dict[Any, Any], shares: list[float]) -> list[str]:
 
 
 def _distance(found: dict[Any, Any], told: dict[str, Any]) -> list[str]:
-    """At 100 % nothing is loaded: what each then reads of its experts in memory."""
+    """Say how fast each reads its experts from memory at 100 %, where nothing is loaded."""
     lines = ["", "With everything resident computing decides, experts and all else together:", ""]
     for name in ("crisp", "llama.cpp", "transformers"):
         rate = _rate(found.get((name, None if name == "transformers" else 1.0)))

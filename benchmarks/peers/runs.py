@@ -1,6 +1,6 @@
-"""One contestant in one process: decodes one sequence greedily; prints what came of it as JSON.
+"""Run one contestant in this process: decode one sequence greedily and print the result as JSON.
 
-The prompt is read before the clock starts, and so is the first new token's forward pass.
+The clock starts behind the prompt and the first new token.
 """
 
 from __future__ import annotations
@@ -17,101 +17,103 @@ import model
 
 
 class Enough(Exception):
-    """The time is over."""
+    """Raised when the time is over."""
 
 
 class Watch:
-    """Notes when each token came, and how large the process was when the last one did."""
+    """Records the time of each token, and the process's memory at the last one."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._times = seconds, list[float]()
         self._memory: dict[str, int] = {}
 
     def tick(self) -> None:
-        """A token is there. Raises Enough when the time is over."""
+        """Record a token. Raises Enough when the time is over."""
         self._memory = memory()  # a tenth of a millisecond
         self._times.append(time.perf_counter())
         if len(self._times) > 2 and self._times[-1] - self._times[0] > self._seconds:
             raise Enough
 
     def result(self) -> dict[str, Any]:
-        """Tokens behind the first, and how long they took."""
+        """Return the number of tokens after the first, their time in seconds, and the memory."""
         seconds = self._times[-1] - self._times[0]
         return {"tokens": len(self._times) - 1, "seconds": seconds, **self._memory}
 
 
 class Streamer:
-    """What transformers tells of new tokens; the prompt comes first."""
+    """A streamer of transformers' that counts new tokens; the prompt comes first."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch, self._begun = watch, False
         self.tokens: list[int] = []
 
     def put(self, tokens: Any) -> None:
-        """One more."""
+        """Take the prompt, or one more token."""
         if self._begun:
             self.tokens += tokens.flatten().tolist()
             self._watch.tick()
         self._begun = True
 
     def end(self) -> None:
-        """There are no more."""
+        """No-op."""
 
 
-def transformers(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
-    """All in memory."""
-    return _transformers(asked, watch, {})
+def transformers(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
+    """Run transformers with all weights in memory."""
+    return _transformers(settings, watch, {})
 
 
-def accelerate(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
-    """Layers on disk, but for the first ``asked.resident``."""
+def accelerate(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
+    """Run accelerate with all layers on disk except the first ``settings.resident``."""
     places: dict[str, str] = {"model.embed_tokens": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
     places["model.rotary_emb"] = "cpu"
     for layer in range(model.LAYERS):
-        places[f"model.layers.{layer}"] = "cpu" if layer < asked.resident else "disk"
-    how = {"device_map": places, "offload_folder": str(asked.folder / "offload")}
-    return _transformers(asked, watch, how)
+        places[f"model.layers.{layer}"] = "cpu" if layer < settings.resident else "disk"
+    how = {"device_map": places, "offload_folder": str(settings.folder / "offload")}
+    return _transformers(settings, watch, how)
 
 
-def _transformers(asked: argparse.Namespace, watch: Watch, how: dict[str, Any]) -> dict[str, Any]:
+def _transformers(
+    settings: argparse.Namespace, watch: Watch, how: dict[str, Any]
+) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(asked.threads)
+    torch.set_num_threads(settings.threads)
     loaded = AutoModelForCausalLM.from_pretrained(
-        asked.folder / "model", dtype=torch.bfloat16, **how
+        settings.folder / "model", dtype=torch.bfloat16, **how
     )
     ids, streamer = torch.tensor([model.prompt()]), Streamer(watch)
     with suppress(Enough):
         loaded.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0,
-            max_new_tokens=asked.tokens + 1, streamer=streamer,
+            max_new_tokens=settings.tokens + 1, streamer=streamer,
         )  # fmt: skip
     return {"ids": streamer.tokens}
 
 
-def llama(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
-    """llama.cpp with its weights mapped."""
+def llama(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
+    """Run llama.cpp with its weights mapped into memory."""
     import numpy as np
     from llama_cpp import Llama
 
     loaded = Llama(
-        str(asked.folder / "model.gguf"), n_ctx=model.CONTEXT, use_mmap=True, verbose=False,
-        n_threads=asked.threads, n_threads_batch=asked.threads, logits_all=False,
+        str(settings.folder / "model.gguf"), n_ctx=model.CONTEXT, use_mmap=True, verbose=False,
+        n_threads=settings.threads, n_threads_batch=settings.threads, logits_all=False,
     )  # fmt: skip
     fed, ids = model.prompt(), list[int]()
     with suppress(Enough):
-        for _ in range(asked.tokens + 1):
+        for _ in range(settings.tokens + 1):
             loaded.eval(fed)
-            logits = loaded._ctx.get_logits()  # of the last token: only its were asked for
+            logits = loaded._ctx.get_logits()  # of the last token: only its were settings for
             ids.append(int(np.ctypeslib.as_array(logits, (model.VOCABULARY,)).argmax()))
             fed = ids[-1:]
             watch.tick()
     return {"ids": ids}
 
 
-def crisp(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
-    """Experts in a store, ``asked.budget`` bytes of them in memory."""
+def crisp(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
+    """Run CRISP with the experts in a store and ``settings.budget`` bytes of them in memory."""
     from crisp.hw.devices.options import DeviceOptions
     from crisp.hw.model.generate import generate
     from crisp.hw.model.resident import open_resident
@@ -119,7 +121,7 @@ def crisp(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     from crisp.policy import Budget, named
     from crisp.run.case import Conditions
 
-    resident = open_resident(asked.folder / "model", Store.open(asked.folder / "store"))
+    resident = open_resident(settings.folder / "model", Store.open(settings.folder / "store"))
     told: list[str] = []
 
     def on_text(text: str) -> None:
@@ -128,9 +130,9 @@ def crisp(asked: argparse.Namespace, watch: Watch) -> dict[str, Any]:
 
     with suppress(Enough):
         generate(
-            resident, named(asked.policy), Budget.parse(f"{asked.budget}B"),
-            DeviceOptions(threads=max(1, asked.threads - 1)),  # one more reads
-            model.words(model.prompt()), asked.tokens + 1,
+            resident, named(settings.policy), Budget.parse(f"{settings.budget}B"),
+            DeviceOptions(threads=max(1, settings.threads - 1)),  # one more reads
+            model.words(model.prompt()), settings.tokens + 1,
             conditions=Conditions(granularity="block"), on_text=on_text,
         )  # fmt: skip
     return {"ids": [int(word[1:]) for word in "".join(told).split()]}
@@ -145,7 +147,7 @@ CONTESTANTS: dict[str, Callable[[argparse.Namespace, Watch], dict[str, Any]]] = 
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process: anonymous, and of mapped files."""
+    """Return this process's bytes of anonymous memory and of mapped files."""
     status = dict(
         line.split(":", 1) for line in Path("/proc/self/status").read_text("utf-8").splitlines()
     )
@@ -153,7 +155,7 @@ def memory() -> dict[str, int]:
 
 
 def code(folder: Path) -> int:
-    """Bytes of mapped files in memory that are not the model's: libraries, above all."""
+    """Return the bytes of mapped files in memory that are not the model's: mostly libraries."""
     total, counts = 0, False
     for line in Path("/proc/self/smaps").read_text("utf-8").splitlines():
         fields = line.split()
@@ -166,7 +168,7 @@ def code(folder: Path) -> int:
 
 
 def main() -> None:
-    """Run one."""
+    """Run the contestant that the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("contestant", choices=CONTESTANTS)
     parser.add_argument("folder", type=Path)
@@ -176,10 +178,10 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=0, help="crisp: bytes for experts")
     parser.add_argument("--policy", default="lru", help="crisp: one of full width")
     parser.add_argument("--resident", type=int, default=0, help="accelerate: layers in memory")
-    asked = parser.parse_args()
-    watch = Watch(asked.seconds)
-    found = CONTESTANTS[asked.contestant](asked, watch)
-    print(json.dumps(found | watch.result() | {"Code": code(asked.folder)}))
+    settings = parser.parse_args()
+    watch = Watch(settings.seconds)
+    found = CONTESTANTS[settings.contestant](settings, watch)
+    print(json.dumps(found | watch.result() | {"Code": code(settings.folder)}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""That checkpoint as GGUF, number for number, for llama.cpp: `python to_gguf.py FOLDER FILE`.
+"""Convert the checkpoint to GGUF for llama.cpp, number for number: `to_gguf.py FOLDER FILE`.
 
-(Not called gguf.py: the package of that name would be hidden by it.)
+(The module is not called gguf.py, which would hide the package of that name.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm
 
 
 def convert(folder: Path, out: Path) -> None:
-    """Matrices stay bf16; norms and routers become float32, as llama.cpp wants them."""
+    """Convert a checkpoint; matrices stay bf16, norms and routers become float32 for llama.cpp."""
     import gguf
     import torch
     from safetensors import safe_open
@@ -84,7 +84,7 @@ def convert(folder: Path, out: Path) -> None:
 
 
 def _pairs(tensor: Any, heads: int) -> Any:
-    """Rotary dimensions as neighbours; transformers has them as halves of a head."""
+    """Reorder rotary dimensions as neighbours; transformers has them as halves of a head."""
     return tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
 
 

@@ -1,1 +1,1 @@
-"""Calibration: a device's times, measured as a hardware profile."""
+"""Calibration: measure a device's times, as a hardware profile."""

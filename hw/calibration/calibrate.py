@@ -1,7 +1,7 @@
-"""calibrate(): a measured hardware profile of a device, for the blocks of one store.
+"""Calibrate: measure a device's times for the blocks of one store, as a hardware profile.
 
 Each stream is timed alone and while the other is kept busy, in rounds that take every size once, in
-random order, so that what drifts meanwhile touches all sizes alike.
+random order, so that a drift of the machine affects all sizes alike.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.hardware.measured import TimeCurve
-from crisp.hw.calibration.host_time import host_times
-from crisp.hw.calibration.layer_time import layer_times
+from crisp.hw.calibration.host_time import measure_host_times
+from crisp.hw.calibration.layer_time import measure_layer_times
 from crisp.hw.calibration.stopwatch import Operation, TimedChain
-from crisp.hw.calibration.tables import DeviceTimes, Key, tabulated
+from crisp.hw.calibration.tables import DeviceTimes, Key, tabulate
 from crisp.hw.devices.batch import ExpertBatch
 from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.devices.protocol import BlockRange, Copy, Device
@@ -30,29 +30,29 @@ from crisp.hw.model.resident import ResidentModel
 from crisp.hw.store.reader import TORCH_TYPES, Store
 
 ROWS = (1, 2, 4, 16, 64, 256)
-_LEAST, _MOST, _VISIT_NS = 3, 16, 50_000_000  # operations, and their time, when a size is visited
-_POOL_BYTES = 256_000_000  # enough that the processor's caches do not hold what is computed
+_LEAST, _MOST, _VISIT_NS = 3, 16, 50_000_000  # operations of one visit to a size, and their time
+_POOL_BYTES = 256_000_000  # so many that the processor's caches do not hold the weights
 _MOST_SECONDS = 3600
-_SHARE = 6  # of the time: what the first look at all sizes of a table may take
-_LONG = 30  # of the time: what one piece may take, when there are
+_SHARE = 6  # the first visit to all sizes of a table may take 1 / _SHARE of the time
+_LONG = 30  # one computation may take 1 / _LONG of the time, once there are
 _FEWEST = 3  # or more numbers of rows
 
 
 def pool_slots(store: Store) -> int:
-    """Slots of a device that is to be calibrated: an expert or more for each stream."""
+    """Return the slots of a device that is to be calibrated: an expert or more for each stream."""
     return 2 * max(store.spec.n_blocks, _POOL_BYTES // 2 // store.spec.block_bytes)
 
 
 def check_seconds(seconds: float) -> None:
-    """Raise CrispError unless something can be measured in so many."""
+    """Raise CrispError for a duration that is not positive, or too long."""
     if not 0 < seconds <= _MOST_SECONDS:
         raise CrispError(f"seconds {seconds:g}: must be above 0 and at most {_MOST_SECONDS}")
 
 
 def least_seconds(store: Store, link_limit: int) -> float:
-    """What loading takes at so many bytes a second, when everything is looked at once.
+    """Return the time of all loads at ``link_limit`` bytes a second, if every size is visited once.
 
-    Raises CrispError for more than may be asked for.
+    Raises CrispError if that exceeds the longest calibration allowed.
     """
     blocks = pool_slots(store) // 2 + 2 * _LEAST * sum(_points(store.spec.n_blocks, 1, 0))
     seconds = blocks * store.spec.block_bytes / link_limit
@@ -62,22 +62,25 @@ def least_seconds(store: Store, link_limit: int) -> float:
     return seconds
 
 
-def calibrated(
+def calibrate_device(
     store: Store,
     options: DeviceOptions,
     seconds: float = 60,
     progress: Callable[[float], None] | None = None,
     model: ResidentModel | None = None,
 ) -> DeviceTimes:
-    """Open a device for a store and measure it; as `calibrate`.
+    """Open a device for a store and measure it, see `calibrate`.
 
-    model: the layers' time is that of its attention, routers and all else; None: of a replay,
-    which has none.
+    model: the layers' time is measured on its attention, routers and all else; None: on a replay,
+    which has none of these.
     """
-    layer = host_times(store, options) if model is None else layer_times(model, options)
+    if model is None:
+        layer = measure_host_times(store, options)
+    else:
+        layer = measure_layer_times(model, options)
     with closing(options.open(store, pool_slots(store))) as device:
         return calibrate(
-            device, store, layer, activations(store), seconds=seconds, progress=progress,
+            device, store, layer, random_activations(store), seconds=seconds, progress=progress,
             model=None if model is None else model.loaded.name,
         )  # fmt: skip
 
@@ -94,9 +97,9 @@ def calibrate(
 ) -> DeviceTimes:
     """Measure a device with a pool of `pool_slots`.
 
-    layer: time between two events, by rows; model: whose that is. hidden: rows -> [rows, d_model].
-    seconds: about how long it takes, by the device's clock, but every size is visited at least
-    once. progress: told the share that is done.
+    layer: the time between two events, by rows. hidden: rows -> [rows, d_model].
+    seconds: about how long it takes, by the device's clock; every size is visited at least once.
+    progress: called with the share that is done. model: the name of the model that ``layer`` is of.
 
     Raises CrispError as `check_seconds` does, and what the device fails with.
     """
@@ -104,8 +107,8 @@ def calibrate(
     if device.describe().get("loads_from") == "mapped":
         raise CrispError("device unified, mapped: loads nothing that could be measured")
     bench = _Bench(device, store, hidden)
-    begun = device.clock()
-    end = begun + int(seconds * 1e9)
+    start = device.clock()
+    end = start + int(seconds * 1e9)
     keys = bench.keys(int(seconds * 1e9))
     samples: dict[Key, list[int]] = {key: [] for key in keys}
     draw = random.Random(0)
@@ -116,21 +119,22 @@ def calibrate(
                 break
             samples[key].append(bench.visit(key))
             if progress is not None:
-                progress(min(1.0, (device.clock() - begun) / (end - begun)))
+                progress(min(1.0, (device.clock() - start) / (end - start)))
         first = False
-    return tabulated(device, store, samples, layer, model)
+    return tabulate(device, store, samples, layer, model)
 
 
-def activations(store: Store) -> Callable[[int], Any]:
-    """Random ones on the processor: rows -> [rows, d_model] in the store's type."""
+def random_activations(store: Store) -> Callable[[int], Any]:
+    """Return a function that gives random activations: rows -> [rows, d_model], on the host."""
     torch = import_extra("torch")
-    made = torch.randn(ROWS[-1], store.spec.d_model, generator=torch.Generator().manual_seed(0))
-    made = made.to(getattr(torch, TORCH_TYPES[store.dtype]))
-    return lambda rows: made[:rows]
+    seeded = torch.Generator().manual_seed(0)
+    hidden = torch.randn(ROWS[-1], store.spec.d_model, generator=seeded)  # [256, d_model]
+    hidden = hidden.to(getattr(torch, TORCH_TYPES[store.dtype]))
+    return lambda rows: hidden[:rows]
 
 
 class _Bench:
-    """A device whose slots are split between its two streams."""
+    """Operations to be timed, on a device whose slots are split between its two streams."""
 
     def __init__(self, device: Device, store: Store, hidden: Callable[[int], Any]) -> None:
         slots = pool_slots(store)
@@ -140,49 +144,53 @@ class _Bench:
         self._fill()
 
     def _fill(self) -> None:
-        """Real weights in all slots that are computed with."""
+        """Load real weights into all slots that are computed with."""
         size = self._spec.n_blocks
         for start in range(self._from.start, self._from.stop, size):
             slots = self._from[start - self._from.start :][:size]
             TimedChain(self._device, partial(self._copy, slots), handed=False).measure(1, 1, 0)
 
     def keys(self, budget_ns: int) -> list[Key]:
-        """What to measure, so that a first look at all of it fits in the time."""
+        """Choose the sizes to measure, so that a first visit to all of them fits in the time."""
         for key in (("load", 1, 0, False), ("compute", 1, 1, False)):
-            self.look(key)  # the first of all is slower
+            self.measure_once(key)  # the very first operation is slower
         n = self._spec.n_blocks
-        load_ns = self.look(("load", 1, 0, False))
+        load_ns = self.measure_once(("load", 1, 0, False))
         sizes = _points(n, 2 * _LEAST * load_ns, budget_ns // _SHARE)
         keys: list[Key] = [("load", size, 0, busy) for size in sizes for busy in (False, True)]
-        tried: list[int] = []
+        row_counts: list[int] = []
         for rows in ROWS:
-            longer = 4 * self.look(("compute", n, tried[-1], False)) if tried else 0
-            if len(tried) >= _FEWEST and longer > budget_ns // _LONG:
+            last = row_counts[-1] if row_counts else None
+            longer = 0 if last is None else 4 * self.measure_once(("compute", n, last, False))
+            if len(row_counts) >= _FEWEST and longer > budget_ns // _LONG:
                 break
-            tried.append(rows)
-        piece_ns = sum(self.look(("compute", 1, rows, False)) for rows in tried)
-        pieces = _points(n, _LEAST * piece_ns, budget_ns // _SHARE)
-        keys += [("compute", size, rows, False) for size in pieces for rows in tried]
-        # beside loads only single rows, as in decoding: what waits for memory is what is slowed
-        return keys + [("compute", size, 1, True) for size in pieces]
+            row_counts.append(rows)
+        block_ns = sum(self.measure_once(("compute", 1, rows, False)) for rows in row_counts)
+        sizes = _points(n, _LEAST * block_ns, budget_ns // _SHARE)
+        keys += [("compute", size, rows, False) for size in sizes for rows in row_counts]
+        # beside loads only single rows, as in decoding: waiting for memory is what is slowed down
+        return keys + [("compute", size, 1, True) for size in sizes]
 
-    def look(self, key: Key) -> int:
-        """The time of one operation, in ns."""
+    def measure_once(self, key: Key) -> int:
+        """Return the time of one operation, in ns."""
         return self.visit(key, 1, 1)
 
     def visit(self, key: Key, least: int = _LEAST, most: int = _MOST) -> int:
-        """The mean time of some operations, in ns: where the next block is read along
-        with one, the two take very unlike times, and no single one says how long many take.
+        """Return the mean time of some operations, in ns.
+
+        A mean, because single ones differ much where the next block is read along with one.
         """
         stream, blocks, rows, busy = key
         if stream == "load":
-            chain, other = self._loads(blocks), self._pieces(self._spec.n_blocks, 1, handed=False)
+            chain = self._loads(blocks)
+            other = self._computations(self._spec.n_blocks, 1, handed=False)
         else:
-            chain, other = self._pieces(blocks, rows), self._loads(self._spec.n_blocks)
+            chain, other = self._computations(blocks, rows), self._loads(self._spec.n_blocks)
         with other.running() if busy else nullcontext():
             return round(fmean(chain.measure(least, most, _VISIT_NS)))
 
     def _loads(self, blocks: int) -> TimedChain:
+        """Return a chain of loads of random experts' blocks, begun by the link's callback."""
         runs = self._one_by_one()
 
         def make() -> Operation:
@@ -191,36 +199,40 @@ class _Bench:
         return TimedChain(self._device, make, handed=False)
 
     def _one_by_one(self) -> Iterator[Operation]:
-        """Whole experts by single blocks, each known to follow: as with granularity block."""
+        """Yield loads of whole experts by single blocks, each announced: as with granularity
+        block.
+        """
         while True:
-            row, expert = self._drawn()
+            row, expert = self._draw_expert()
             slots = self._draw.sample(self._into, self._spec.n_blocks)
             for block, (slot, then) in enumerate(pairwise([*slots, -1])):
                 yield partial(self._device.copy, Copy(row, expert, block, [slot], then))
 
     def _copy(self, slots: Sequence[int]) -> Operation:
-        return partial(self._device.copy, Copy(*self._drawn(), 0, slots))
+        """Return a load of a random expert's leading blocks."""
+        return partial(self._device.copy, Copy(*self._draw_expert(), 0, slots))
 
-    def _drawn(self) -> tuple[int, int]:
-        """A layer's row and an expert: drawn, so that no cache of the disk's has it."""
+    def _draw_expert(self) -> tuple[int, int]:
+        """Draw a layer's row and an expert, so that no cache of the disk holds it."""
         rows, experts = len(self._spec.moe_layers), self._spec.n_experts
         return self._draw.randrange(rows), self._draw.randrange(experts)
 
-    def _pieces(self, blocks: int, rows: int, handed: bool = True) -> TimedChain:
+    def _computations(self, blocks: int, rows: int, handed: bool = True) -> TimedChain:
+        """Return a chain of computations of some blocks for some rows."""
         hidden = self._device.place(self._hidden(rows))
         every, widths = np.arange(rows), np.full(rows, blocks)
         weights = np.full(rows, 0.5, np.float32)
 
         def make() -> Operation:
-            work = ExpertBatch(0, every, widths, weights, hidden)
-            piece = BlockRange(work, 0, self._draw.sample(self._from, blocks))
-            return lambda done: self._device.compute(piece, done)
+            batch = ExpertBatch(0, every, widths, weights, hidden)
+            one = BlockRange(batch, 0, self._draw.sample(self._from, blocks))
+            return lambda done: self._device.compute(one, done)
 
         return TimedChain(self._device, make, handed)
 
 
 def _points(n: int, one_ns: int, budget_ns: int) -> list[int]:
-    """Blocks to measure: 1 to n, if all of them fit in the time, else doubling up to n."""
+    """Return the numbers of blocks to measure: 1 to n, if the time suffices, else doubling to n."""
     if one_ns * n * (n + 1) // 2 <= budget_ns:
         return list(range(1, n + 1))
     return [*(2**i for i in range(n.bit_length()) if 2**i < n), n]

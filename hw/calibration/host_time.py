@@ -1,4 +1,4 @@
-"""The time between two events of a replay: what deciding, combining and handing over take."""
+"""Measure the time between two events of a replay: of deciding, summing and handing over."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from crisp.run.timeline import END, KIND, LAYER, START, STEP
 from crisp.trace import DECODE, Header, RoutingTrace
 
 ROWS = (1, 4, 16)
-_STEPS, _LEAST = 64, 8  # of one row; of many rows, which compute longer
-_WARM_UP = 3  # steps: the first loads what the others find
+_STEPS, _LEAST = 64, 8  # steps of one row; at least, of many rows, which compute longer
+_WARM_UP = 3  # steps that do not count: the first one loads what the others find resident
 
 
-def host_times(store: Store, options: DeviceOptions) -> TimeCurve:
-    """The median time between events by their rows, measured by replaying events of one layer.
+def measure_host_times(store: Store, options: DeviceOptions) -> TimeCurve:
+    """Return the median time between events by their rows, from replays of one layer's events.
 
     Every row takes the same experts, one block of each; they are resident after the first event.
     """
@@ -32,6 +32,7 @@ def host_times(store: Store, options: DeviceOptions) -> TimeCurve:
 
 
 def _median(store: Store, options: DeviceOptions, rows: int) -> float:
+    """Replay steps of ``rows`` rows; return the median time between events in ns."""
     spec = store.spec.first_layers(store.spec.moe_layers[0] + 1)
     sink = FullTimeline()
     case = Case(
@@ -44,12 +45,12 @@ def _median(store: Store, options: DeviceOptions, rows: int) -> float:
     )
     replay(case, store, options, sinks=[sink])
     timeline = sink.rows
-    own = timeline[(timeline[:, KIND] == LAYER) & (timeline[:, STEP] >= _WARM_UP)]
-    return float(np.median(own[:, END] - own[:, START]))
+    layers = timeline[(timeline[:, KIND] == LAYER) & (timeline[:, STEP] >= _WARM_UP)]
+    return float(np.median(layers[:, END] - layers[:, START]))
 
 
 def _trace(spec: ModelSpec, rows: int) -> RoutingTrace:
-    """Sequences side by side, as many as a step is to have rows; only the last layer is MoE."""
+    """Return a trace of ``rows`` sequences side by side, whose last layer alone is MoE."""
     steps = _WARM_UP + max(_LEAST, _STEPS // rows)
     experts = np.full((rows * steps, spec.n_layers, spec.top_k), -1, np.int16)
     experts[:, -1] = np.arange(spec.top_k)

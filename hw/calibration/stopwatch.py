@@ -1,7 +1,7 @@
-"""How long operations take on a device's streams, each alone or while the other stream is busy.
+"""Time operations on a device's streams, alone or while the other stream is busy.
 
-A time is what the executor records: from the moment before an operation is handed to its stream to
-its end there.
+Times are those that the executor records: from the moment before an operation is handed to its
+stream to its end there.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from contextlib import contextmanager
 from crisp.hw.devices.protocol import Device, Done
 
 Operation = Callable[[Done], None]
-"""Hands itself to its idle stream, with the callback it is given."""
+"""A function that hands an operation to its idle stream, with the callback it is given."""
 
-_PATIENCE = 1.0  # seconds between looks at whether the streams are alive
+_CHECK_SECONDS = 1.0  # seconds between looks at whether the streams are alive
 
 
 class TimedChain:
-    """Operations one after the other on one stream."""
+    """Operations that run one after the other on one stream, and are timed."""
 
     def __init__(self, device: Device, make: Callable[[], Operation], handed: bool) -> None:
-        """make: the next operation, ready but for being handed over, which is timed.
+        """make: returns the next operation, of which only the handing over remains to be timed.
 
-        handed: each is handed over by the thread that waits for the one before, as a computation is
-        when a load has brought its blocks; else begun by the stream's own callback, as most loads
-        are.
+        handed: each operation is handed over by the thread that waits for the one before, as a
+        computation is when its blocks have arrived; else by the stream's own callback, as most
+        loads are.
         """
         self._device, self._make, self._handed = device, make, handed
         self._took: list[int] = []
@@ -37,8 +37,10 @@ class TimedChain:
         self._failure: BaseException | None = None
 
     def measure(self, least: int, most: int, limit_ns: int) -> list[int]:
-        """Times in ns of ``least`` to ``most`` operations; after the least, none begins later than
-        ``limit_ns`` from now. Raises what the stream failed with.
+        """Return the times in ns of ``least`` to ``most`` operations.
+
+        After the least, none begins later than ``limit_ns`` from now. Raises what the stream failed
+        with.
         """
         self._until = self._device.clock() + limit_ns
         self._begin(least, most)
@@ -47,13 +49,13 @@ class TimedChain:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Back to back, while the block runs."""
+        """Run operations back to back, within the block."""
         self._until = None
         self._begin(0, 0)
         try:
             yield
         finally:
-            self._until = 0  # it is late for another
+            self._until = 0  # no other one begins
             self._wait()
 
     def _begin(self, least: int, most: int) -> None:
@@ -63,7 +65,7 @@ class TimedChain:
 
     def _wait(self) -> None:
         while not self._over.is_set():
-            if not self._ended.wait(_PATIENCE):
+            if not self._ended.wait(_CHECK_SECONDS):
                 self._device.check()
                 continue
             self._ended.clear()
@@ -89,7 +91,7 @@ class TimedChain:
 
     def _enough(self) -> bool:
         if self._until is None:
-            self._took.clear()  # of what only keeps a stream busy nobody asks
+            self._took.clear()  # the times of what only keeps a stream busy are not used
             return False
         late = self._device.clock() >= self._until
         return len(self._took) >= self._least and (late or len(self._took) == self._most)

@@ -1,4 +1,4 @@
-"""What a calibration found out: a device's times as the tables of a hardware profile."""
+"""Turn a calibration's samples into the tables of a hardware profile."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from crisp.hw.store.reader import Store
 from crisp.units import format_bytes
 
 Key = tuple[str, int, int, bool]  # stream, blocks, rows, whether the other stream is busy
-KINDS = {"cpu": "disk", "cuda": "discrete", "unified": "unified"}  # of machine, by device
+KINDS = {"cpu": "disk", "cuda": "discrete", "unified": "unified"}  # a machine's kind, by device
 
 
 @dataclass(frozen=True)
 class DeviceTimes:
-    """What was measured, and where every section of it comes from."""
+    """A device's measured times, and the source of every section."""
 
     kind: str  # of the machine, as a hardware profile has it
     loads_from: str | None  # of kind unified
@@ -30,31 +30,32 @@ class DeviceTimes:
     sources: dict[str, str]
 
     def toml(self) -> str:
-        """The text of a hardware profile."""
+        """Return the text of a hardware profile."""
         why = "calibration measures times, not power"
         return to_toml(self.kind, self.loads_from, why, self.tables, self.sources)
 
 
-def tabulated(
+def tabulate(
     device: Device,
     store: Store,
     samples: dict[Key, list[int]],
     layer: TimeCurve,
     model: str | None,
 ) -> DeviceTimes:
-    """Medians of the samples, in ns, as tables. layer: time between two events, and whose it is.
+    """Return the medians of the samples as tables.
 
-    A sample is the mean of some operations in a row.
+    samples: ns, each the mean of some operations in a row. layer: the time between two events.
+    model: the name of the model that ``layer`` is of; None: of a replay.
     """
     spec = store.spec
     medians = {key: Fraction(int(np.median(times))) for key, times in samples.items()}
     sizes = sorted({key[1] for key in samples if key[0] == "load"})
-    pieces = sorted({key[1] for key in samples if key[0] == "compute"})
+    blocks = sorted({key[1] for key in samples if key[0] == "compute"})
     rows = sorted({key[2] for key in samples if key[0] == "compute"})
-    own: dict[str, list[list[int]]] = {}  # samples of each table
+    by_table: dict[str, list[list[int]]] = {}
     for (stream, _, _, busy), times in samples.items():
-        own.setdefault("busy" if busy else stream, []).append(times)
-    spreads = {name: round(_spread(own[name]), 4) for name in ("load", "compute", "busy")}
+        by_table.setdefault("busy" if busy else stream, []).append(times)
+    spreads = {name: round(_spread(by_table[name]), 4) for name in ("load", "compute", "busy")}
     tables = MeasuredTables(
         geometry=replace(BlockGeometry.of(spec), dtype=store.dtype, activation=store.activation),
         load=TimeCurve(
@@ -62,23 +63,23 @@ def tabulated(
             tuple(medians["load", size, 0, False] for size in sizes),
         ),
         compute=TimeGrid(
-            tuple(pieces),
+            tuple(blocks),
             tuple(rows),
-            tuple(tuple(medians["compute", n, row, False] for row in rows) for n in pieces),
+            tuple(tuple(medians["compute", n, row, False] for row in rows) for n in blocks),
         ),
         layer=layer,
         slow_load=_slower(medians, "load"),
         slow_compute=_slower(medians, "compute"),
         spreads=tuple(spreads.items()),
     )
-    where = f"crisp calibrate on {processor()}, {datetime.date.today().isoformat()}"
+    where = f"crisp calibrate on {processor_name()}, {datetime.date.today().isoformat()}"
     how = ", ".join(f"{key} {value}" for key, value in device.describe().items() if value)
     what = f"{spec.name} in {store.dtype}, {format_bytes(spec.block_bytes)} a block"
-    told = {
+    sources = {
         name: f"measured: {where}; {how}; {what}; median of {min(map(len, lists))} to "
         f"{max(map(len, lists))} means of some in a row, interquartile range "
-        f"{_percent(spreads[name])} of it"
-        for name, lists in own.items()
+        f"{_format_percent(spreads[name])} of it"
+        for name, lists in by_table.items()
     }
     device_kind = KINDS[device.name]
     return DeviceTimes(
@@ -87,21 +88,23 @@ def tabulated(
         tables,
         {
             "geometry": f"the store: {what}",
-            "load": f"{told['load']}; back to back, of random experts",
-            "compute": f"{told['compute']}; each handed over when the one before had ended",
+            "load": f"{sources['load']}; back to back, of random experts",
+            "compute": f"{sources['compute']}; each handed over when the one before had ended",
             "layer": f"measured: {where}; "
             + (
                 "median time between two events of a replay, everything resident"
                 if model is None
                 else f"mean time between two events while {model} writes"
             ),
-            "busy": f"{told['busy']}; beside whole experts back to back, computing single rows",
+            "busy": f"{sources['busy']}; beside whole experts back to back, computing single rows",
         },
     )
 
 
 def _slower(medians: dict[Key, Fraction], stream: str) -> Fraction:
-    """Time while the other stream is busy over time alone, all sizes together; at least 1."""
+    """Return the time while the other stream is busy over the time alone, of all sizes together;
+    at least 1.
+    """
     busy = [key for key in medians if key[0] == stream and key[3]]
     alone = sum(medians[*key[:3], False] for key in busy)
     beside = sum(medians[key] for key in busy)
@@ -109,17 +112,17 @@ def _slower(medians: dict[Key, Fraction], stream: str) -> Fraction:
 
 
 def _spread(lists: list[list[int]]) -> float:
-    """Interquartile range over median: the median over the sizes."""
+    """Return the interquartile range over the median: the median over the sizes."""
     quartiles = [np.percentile(times, (25, 50, 75)) for times in lists]
     return float(np.median([(high - low) / middle for low, middle, high in quartiles]))
 
 
-def _percent(spread: float) -> str:
+def _format_percent(spread: float) -> str:
     return f"{100 * spread:.0f} %"
 
 
-def processor() -> str:
-    """The processor's name, as well as it can be had."""
+def processor_name() -> str:
+    """Return the processor's name, or its architecture where the system has no name for it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -81,7 +81,7 @@ def generate(
     Raises CrispError for arguments that do not fit together, and for a device that fails; the text
     that ``on_text`` was given until then is right.
     """
-    check(policy, profile, hardware, max_new_tokens)
+    check_arguments(policy, profile, hardware, max_new_tokens)
     ids = _prompt(model, prompt, max_new_tokens)
     case = empty_case(model.store, policy, budget, profile, split, conditions or Conditions())
     cost, power = case.order_cost(hardware), power_model(hardware, modelled_energy)
@@ -115,7 +115,7 @@ def generate(
     return GeneratedText(run, writer.text, tuple(writer.new), case.trace)
 
 
-def check(
+def check_arguments(
     policy: Policy,
     profile: Profile | None,
     hardware: HardwareProfile | None,
@@ -229,11 +229,8 @@ def _write(
     model: ResidentModel, prompt: list[int], max_new_tokens: int, chunk: int, writer: TextWriter
 ) -> None:
     """Let transformers drive the model: greedily, the prompt in chunks."""
-    torch, transformers, own = (
-        import_extra("torch"),
-        import_extra("transformers"),
-        model.loaded.model,
-    )
+    torch, transformers = import_extra("torch"), import_extra("transformers")
+    loaded = model.loaded.model
     ends = sorted(stop_tokens(model.loaded))
     greedy = transformers.GenerationConfig(
         do_sample=False,
@@ -242,18 +239,18 @@ def _write(
         pad_token_id=ends[0] if ends else 0,
         prefill_chunk_size=chunk if len(prompt) > chunk else None,
     )
-    ids = torch.tensor([prompt], device=own.device)
+    ids = torch.tensor([prompt], device=loaded.device)
     # the model's own configuration would fill in what this one leaves open, as for repetition
-    published, own.generation_config = own.generation_config, greedy
+    published, loaded.generation_config = loaded.generation_config, greedy
     try:
-        own.generate(
+        loaded.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             generation_config=greedy,
             streamer=writer,
         )
     finally:
-        own.generation_config = published
+        loaded.generation_config = published
 
 
 class TextWriter:

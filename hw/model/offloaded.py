@@ -1,7 +1,7 @@
-"""An executor under a transformers model: what its routers choose becomes events.
+"""Run a transformers model's routed experts in an executor: what its routers choose becomes events.
 
-The model computes attention, routers, shared experts and its head; a routed expert is a task, and
-what it computes comes back summed with the router's weights.
+The model computes attention, routers, shared experts and its head; a routed expert is a task, whose
+output comes back summed with the router's weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.hw.devices.batch import expert_batches
 from crisp.hw.executor import Executor
-from crisp.hw.model.lookup import Lookup
+from crisp.hw.model.lookup import WidthLookup
 from crisp.hw.model.resident import ResidentModel
 from crisp.hw.store.reader import TORCH_TYPES
 from crisp.model.quantization import BITS
@@ -29,39 +29,39 @@ from crisp.scheduler.workload import Step, union
 from crisp.trace import DECODE, PREFILL
 
 
-class Offloaded:
-    """The forward passes of one sequence: which step each one is, and what was routed where."""
+class OffloadedExperts:
+    """The forward passes of one sequence, as steps and events of an executor; records routing."""
 
     def __init__(self, model: ResidentModel, case: Case, executor: Executor, prompt: int) -> None:
-        """case: of its policy and profile. prompt: its tokens."""
+        """case: gives policy and profile. prompt: the number of its tokens."""
         self._model, self._executor, self._prompt = model, executor, prompt
-        self._layers, self._experts = model.found.layers, case.spec.n_experts
-        own = model.loaded.model.dtype  # whole numbers are of no type of their own
+        self._layers, self._experts = model.layout.layers, case.spec.n_experts
+        own = model.loaded.model.dtype  # for a quantised store, which has no type of its own
         quantised = model.store.dtype in BITS
         self._kind = (
             own if quantised else getattr(import_extra("torch"), TORCH_TYPES[model.store.dtype])
         )
         self._widths = case.policy.width.bind(case.spec, case.profile, True)
-        self._lookup = Lookup(
+        self._lookup = WidthLookup(
             case.spec, self._widths, executor.device.upload, executor.device.fetch
         )
         self._guesses = case.policy.prefetch.source == ROUTER
         self._passes: list[RecordedRouting] = []
-        self._shape = model.found.n_layers, case.spec.top_k
-        self._step: Step | None = None  # the pass that runs
+        self._shape = model.layout.n_layers, case.spec.top_k
+        self._step: Step | None = None  # of the current pass
         self._turn = len(self._layers)  # the MoE layer that comes next
-        self._heard: tuple[Any, Any] | None = None  # its router's answer ahead of it
-        self.skipped = 0  # (token, expert)s of width 0
+        self._heard: tuple[Any, Any] | None = None  # that layer's router, asked ahead
+        self.skipped = 0  # (token, expert) pairs of width 0
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """The model runs its experts here within the block."""
-        model, found = self._model.loaded.model, self._model.found
+        """Let the model run its experts in the executor, within the block."""
+        model, layout = self._model.loaded.model, self._model.layout
         hook = model.register_forward_pre_hook(self._begin, with_kwargs=True)
         try:
-            with intercept_experts(found, self._run):
+            with intercept_experts(layout, self._run):
                 if self._guesses:
-                    with look_ahead(found, self._hear):
+                    with look_ahead(layout, self._hear):
                         yield
                 else:
                     yield
@@ -70,24 +70,24 @@ class Offloaded:
 
     @property
     def lookup_ns(self) -> int:
-        """What finding widths has taken so far, but for waiting for the routers."""
+        """The time spent on finding widths so far in ns, without waiting for the routers."""
         return self._lookup.own_ns
 
     def end(self) -> None:
-        """The last pass has ended."""
-        self._ended()
+        """End the last pass."""
+        self._check_complete()
         self._executor.end_step(self._step)
 
     def routing(self) -> RecordedRouting:
-        """Of every token that was fed; guesses are -1 where the policy does not ask for them."""
+        """Return the routing of every token that was fed; guesses are -1 where none were asked."""
         none = RecordedRouting(*empty(0, *self._shape))
         names = ("experts", "weights", "guess")
         parts = [[getattr(one, name) for one in (none, *self._passes)] for name in names]
         return RecordedRouting(*map(np.concatenate, parts))
 
     def _begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The hook in front of a forward pass."""
-        self._ended()
+        """Begin a step: the hook before a forward pass."""
+        self._check_complete()
         self._executor.end_step(self._step)
         tokens = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         first = 0 if self._step is None else self._step.rows[-1] + 1
@@ -98,17 +98,21 @@ class Offloaded:
         self._passes.append(RecordedRouting(*empty(len(rows), *self._shape)))
         self._turn = 0
 
-    def _ended(self) -> None:
+    def _check_complete(self) -> None:
+        """Raise CrispError if the last pass has left out a MoE layer."""
         if self._turn < len(self._layers):
             name = self._layers[self._turn].name
             raise CrispError(f"{name}: was not called in the forward pass; not understood")
 
     def _hear(self, which: int, index: Any, weights: Any) -> None:
-        """What the router of a layer says of the input of the block before."""
+        """Keep the answer of a layer's router to the input of the MoE layer before."""
         self._heard = index, weights
 
     def _run(self, which: int, hidden: Any, index: Any, weights: Any, _: Any) -> Any:
-        """The Handler: widths from the policy, then an event."""
+        """Run a MoE layer's experts as an event and return their output: the adapter's handler.
+
+        hidden: [n, d_model]; index, weights: the router's, [n, k].
+        """
         layer, executor = self._layers[which], self._executor
         if which != self._turn:
             raise CrispError(f"{layer.name}: was called out of its turn; not understood")
@@ -117,21 +121,21 @@ class Offloaded:
         chosen = self._lookup(which, layer.name, index, weights, self._heard)
         self._heard = None
         ids, w, widths = chosen.experts, chosen.weights, chosen.widths
-        seen = self._passes[-1]
-        seen.experts[:, layer.index, : ids.shape[1]] = ids
-        seen.weights[:, layer.index, : ids.shape[1]] = w
+        routing = self._passes[-1]
+        routing.experts[:, layer.index, : ids.shape[1]] = ids
+        routing.weights[:, layer.index, : ids.shape[1]] = w
         if chosen.guess is not None:
             following = self._layers[which + 1].index
-            seen.guess[:, following, : chosen.guess.shape[1]] = chosen.guess
+            routing.guess[:, following, : chosen.guess.shape[1]] = chosen.guess
         if widths is None:
             resident = executor.residents(layer.index) if self._widths.residency else None
-            half = w.astype(np.float16)  # as a trace has them: both decide alike
+            half = w.astype(np.float16)  # as a trace has them, so that both decide alike
             widths = self._widths.widths(layer.index, ids, half, resident)
         self.skipped += int(((widths == 0) & (ids >= 0)).sum())
         tasks = union(ids.tolist(), widths.tolist())
         guess = () if chosen.guess is None else chosen.guess.ravel().tolist()
-        made = partial(expert_batches, ids, widths, w, executor.device.place(inputs))
-        out = executor.event(layer.index, tasks, guess, made, len(ids))()
+        make_batches = partial(expert_batches, ids, widths, w, executor.device.place(inputs))
+        out = executor.event(layer.index, tasks, guess, make_batches, len(ids))()  # [n, d_model]
         bias = self._model.biases[which]
         if bias is not None:  # of the down projection: part of every width
             out = out + executor.device.upload(self._shares(ids, widths, w)) @ bias
@@ -140,13 +144,13 @@ class Offloaded:
     def _shares(
         self, ids: npt.NDArray[Any], widths: npt.NDArray[Any], weights: npt.NDArray[np.float32]
     ) -> Any:
-        """The router's weight of every expert that is executed: [n, experts]."""
-        shares = np.zeros((len(ids), self._experts + 1), np.float32)  # the last is for "none"
+        """Return the router's weight of every expert that is executed: float32 [n, experts]."""
+        shares = np.zeros((len(ids), self._experts + 1), np.float32)  # the last column: no expert
         np.put_along_axis(shares, ids.astype(np.int64), np.where(widths > 0, weights, 0), 1)
         return import_extra("torch").from_numpy(shares[:, :-1])
 
 
 def empty(rows: int, layers: int, k: int) -> tuple[Any, Any, Any]:
-    """Routing [rows, layers, k] that says nothing yet: experts, weights, guess."""
+    """Return empty (experts, weights, guess) of a routing, [rows, layers, k] each."""
     none = np.full((rows, layers, k), -1, np.int16)
     return none, np.zeros(none.shape, np.float32), none.copy()

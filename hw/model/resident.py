@@ -1,6 +1,6 @@
-"""A transformers model of which everything but the routed experts is in memory.
+"""Load a transformers model without its routed experts, which stay in a store.
 
-Those stay where they are, in a store: their parameters are on torch's meta device for good.
+The experts' parameters remain on torch's meta device.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float
 
 @dataclass(frozen=True, eq=False)
 class ResidentModel:
-    """A model ready to run, but for its experts."""
+    """A model in memory, without its routed experts, and the store that has them."""
 
     loaded: LoadedModel
     store: Store
-    found: ExpertLayout  # where the experts would be
-    biases: tuple[Any, ...]  # by MoE row: of the down projections, [experts, d_model] float32
+    layout: ExpertLayout  # where the model has its experts
+    biases: tuple[Any, ...]  # by MoE row: of the down projections, float32 [experts, d_model]
 
 
 def open_resident(
@@ -55,15 +55,15 @@ def open_resident(
     verify: bool = False,
     progress: Progress = no_progress,
 ) -> ResidentModel:
-    """The model in ``folder``, in its own type, with its experts in ``store``.
+    """Load the model in ``folder``, in its own type, with its experts in ``store``.
 
     device: torch's name of where it runs.
-    verify: hash all weights in the folder, to be sure that they are those the store was packed
-    from. Otherwise the blocks of one expert in the first MoE layer and of one in the last are
-    compared, and what a prepared model's metadata says.
+    verify: hash all weights in the folder, to be sure that the store was packed from them.
+    Otherwise the blocks of one expert in the first MoE layer and of one in the last are compared,
+    and the hash in a prepared model's metadata.
 
-    Raises CrispError for a checkpoint that is not whole or does not fit its config, a model that is
-    not understood, and another model's store.
+    Raises CrispError for a checkpoint that is incomplete or does not fit its config, a model that
+    is not understood, and another model's store.
     """
     checkpoint, config = open_checkpoint(folder), load_config(folder)
     spec = same_geometry(folder, store)
@@ -72,8 +72,8 @@ def open_resident(
     kind = config.dtype or _kind(checkpoint)
     model = model_without_weights(folder, config, kind).eval()
     _keep_float32(model, kind)
-    found = expert_layout(model)
-    stored = {name for layer in found.layers for name in _stored(Experts.of(layer))}
+    layout = expert_layout(model)
+    stored = {name for layer in layout.layers for name in _stored(Experts.of(layer))}
     conversion = Conversion(model, checkpoint)
     compute_buffers(model)
     wanted = {name: x for name, x in model.state_dict().items() if name not in stored}
@@ -89,7 +89,7 @@ def open_resident(
         if not buffer.is_meta:
             set_tensor(model, name, buffer.to(device))
     left = [name for name, x in model.state_dict().items() if name in wanted and x.is_meta]
-    if left:  # a family may say that it can do without; what it would do is not understood
+    if left:  # a family may declare them optional; what it would do then is not understood
         raise CrispError(f"{folder}: lacks the model's {min(left)}")
     _forget(checkpoint)
     with one_line_errors(str(folder), "its generation_config.json"):
@@ -105,12 +105,12 @@ def open_resident(
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     )
     return ResidentModel(
-        loaded, store, found, tuple(_down_bias(layer.experts) for layer in found.layers)
+        loaded, store, layout, tuple(_down_bias(layer.experts) for layer in layout.layers)
     )
 
 
 def same_geometry(folder: Path, store: Store) -> ModelSpec:
-    """Raise CrispError unless the store is one of this model; returns the model's geometry."""
+    """Raise CrispError unless the store is of this model's geometry; return the geometry."""
     spec = ModelSpec.from_config(folder)
     if store.spec.config_hash != spec.config_hash or store.spec.n_layers != spec.n_layers:
         raise CrispError(
@@ -122,7 +122,7 @@ def same_geometry(folder: Path, store: Store) -> ModelSpec:
 
 
 def _same_weights(checkpoint: Checkpoint, store: Store, verify: bool, progress: Progress) -> None:
-    """Raise CrispError where the folder's weights can be told from those that were packed."""
+    """Raise CrispError if the folder's weights are seen not to be those that were packed."""
     folder = checkpoint.folder
     refused = CrispError(f"{store.path}: was packed from other weights than those in {folder}")
     if (folder / FILE).exists() and Metadata.load(folder / FILE).weights != store.weights:
@@ -132,26 +132,26 @@ def _same_weights(checkpoint: Checkpoint, store: Store, verify: bool, progress: 
     config = folder / "config.json"
     if read_activation(json.loads(config.read_bytes()), str(config)) != store.activation:
         raise refused
-    found = locate_experts(folder, store.spec, store.activation)
+    layout = locate_experts(folder, store.spec, store.activation)
     hashed, layers = import_extra("xxhash").xxh3_64_intdigest, store.spec.moe_layers
     for row in sorted({0, len(layers) - 1}):
-        with ExpertReader(checkpoint, found, lambda more: None) as reader:
+        with ExpertReader(checkpoint, layout, lambda more: None) as reader:
             blocks = encode_blocks(reader, store.spec, layers[row], store.dtype)
-            seen = [hashed(own.data) for own in islice(blocks, store.spec.n_blocks)]
-        if seen != store.hashes(row)[0].tolist():
+            hashes = [hashed(block.data) for block in islice(blocks, store.spec.n_blocks)]
+        if hashes != store.hashes(row)[0].tolist():
             raise refused
 
 
 def _kind(checkpoint: Checkpoint) -> Any:
-    """The type of the first floating-point tensor: what transformers goes by as well."""
+    """Return the type of the first floating-point tensor, by which transformers goes as well."""
     kinds = (tensor.dtype for tensor in checkpoint.tensors.values())
     return getattr(import_extra("torch"), next(_FLOATS[kind] for kind in kinds if kind in _FLOATS))
 
 
 def _keep_float32(model: Any, kind: Any) -> None:
-    """Some families keep a few parameters, such as routers, in float32 whatever the model's type.
+    """Convert the parameters to float32 that a family keeps in that type, such as routers.
 
-    transformers converts them when it loads; so does this, on the meta device.
+    transformers does so when it loads a model; here it happens on the meta device.
     """
     plan = model._get_dtype_plan(kind)
     if not plan:
@@ -163,17 +163,18 @@ def _keep_float32(model: Any, kind: Any) -> None:
 
 
 def _stored(experts: Experts) -> list[str]:
-    """Names of what a store holds of a layer's experts."""
+    """Return the names of a layer's parameters that are in the store."""
     names = [name for name, _ in experts.matrices()]
     return names + ([f"{experts.name}.gate_up_proj_bias"] if experts.has_bias else [])
 
 
 def _forget(checkpoint: Checkpoint) -> None:
-    """Leave no page of the files in the system's cache: that is memory, too."""
+    """Drop the files from the page cache, which is memory, too."""
     for shard in checkpoint.shards:
         with (checkpoint.folder / shard).open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _down_bias(module: Any) -> Any:
+    """Return the down projections' biases, float32 [experts, d_model]; None: there are none."""
     return module.down_proj_bias.detach().float() if module.has_bias else None

@@ -158,15 +158,15 @@ class StoreFiles:
         """Raise DeviceError unless a file still has its length and its header."""
         path, file, store = self._store.files[row], self._files[row], self._store
         expected = store.offset(row, store.spec.n_experts - 1, store.spec.n_blocks)
-        found = os.fstat(file).st_size
-        if found != expected:
-            raise DeviceError(f"{path}: is {found} bytes, and was {expected}")
+        size = os.fstat(file).st_size
+        if size != expected:
+            raise DeviceError(f"{path}: is {size} bytes, and was {expected}")
         layer, table = store.spec.moe_layers[row], store.tables[row]
-        known = header(store.spec, layer, table, store.dtype, store.activation)
-        with mmap.mmap(-1, len(known)) as begin:
+        first_bytes = header(store.spec, layer, table, store.dtype, store.activation)
+        with mmap.mmap(-1, len(first_bytes)) as begin:
             with memoryview(begin) as place:
                 self._fill(path, file, 0, [place])
-            if begin[:] != known:
+            if begin[:] != first_bytes:
                 raise DeviceError(f"{path}: is another file than it was (its header differs)")
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # what opening the store has left
 

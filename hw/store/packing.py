@@ -92,9 +92,9 @@ def pack_synthetic(
     activation = activation or ("gpt_oss" if spec.biases else "silu")
     advance = counter(progress, spec.routed_bytes)
     with new_store(out, spec, stored, activation) as writer:
-        made = RandomBlocks(spec, stored, seed)
+        random_blocks = RandomBlocks(spec, stored, seed)
         for layer in spec.moe_layers:
-            writer.layer(layer, made.layer(advance))
+            writer.layer(layer, random_blocks.layer(advance))
         writer.finish(_about(stored, activation, seed=seed))
     return Store.open(out)
 

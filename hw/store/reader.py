@@ -204,8 +204,10 @@ def _index(folder: Path) -> tuple[dict[str, Any], str]:
     except (ValueError, RecursionError) as error:
         raise CrispError(f"{path}: is not JSON: {error}") from error
     if not isinstance(fields, dict) or fields.get("version") != VERSION:
-        found = fields.get("version") if isinstance(fields, dict) else None
-        raise CrispError(f"{path}: is of version {found!r}, expected an expert store of {VERSION}")
+        version = fields.get("version") if isinstance(fields, dict) else None
+        raise CrispError(
+            f"{path}: is of version {version!r}, expected an expert store of {VERSION}"
+        )
     for key, kinds in _FIELDS.items():
         if key not in fields or type(fields[key]) not in kinds:
             raise CrispError(
@@ -216,11 +218,11 @@ def _index(folder: Path) -> tuple[dict[str, Any], str]:
 
 def _check(spec: ModelSpec, fields: Mapping[str, Any], where: str) -> None:
     """Raise CrispError for fields that do not make sense or do not fit the geometry."""
-    words = {"dtype": tuple(DTYPES), "activation": ACTIVATIONS, "origin": ORIGINS}
-    for key, known in words.items():
-        if fields[key] not in known:
+    choices = {"dtype": tuple(DTYPES), "activation": ACTIVATIONS, "origin": ORIGINS}
+    for key, allowed in choices.items():
+        if fields[key] not in allowed:
             raise CrispError(
-                f"{where}: {key}: found {fields[key]!r}, expected {' or '.join(known)}"
+                f"{where}: {key}: found {fields[key]!r}, expected {' or '.join(allowed)}"
             )
     for name in ("n_experts", "d_model", "d_ff"):
         if getattr(spec, name) > _LARGEST:

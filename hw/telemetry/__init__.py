@@ -1,4 +1,4 @@
-"""What this machine's own meters say of its energy."""
+"""Energy meters of this machine: RAPL, NVML, INA3221 and jtop, and the one of each device."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from crisp.hw.telemetry.ina3221 import Ina3221
 from crisp.hw.telemetry.jtop import Jtop
 from crisp.hw.telemetry.nvml import Nvml, uuids
 from crisp.hw.telemetry.rapl import Rapl
-from crisp.hw.telemetry.sampler import Unreadable
+from crisp.hw.telemetry.sampler import UnreadableMeter
 
 
 def meters() -> tuple[Meter, ...]:
-    """All that can be asked for, readable here or not; each GPU has its own."""
+    """Return all meters that can be asked for, readable here or not; one for each GPU."""
     try:
         gpus = [Nvml(uuid) for uuid in uuids()]
-    except Unreadable:
+    except UnreadableMeter:
         gpus = []
     return (Rapl(), *(gpus or [Nvml()]), Ina3221(), Jtop())
 
 
-def chosen(device: str) -> Meter:
-    """The meter of a run on ``cpu``, ``cuda`` or ``unified``, readable here or not: of what does
-    the work, and on a Jetson of the whole module, by its sensors themselves if they can be read.
+def meter_for(device: str) -> Meter:
+    """Return the meter of a run on ``cpu``, ``cuda`` or ``unified``, readable here or not.
+
+    It is that of the processor or GPU that computes; on a Jetson that of the whole module, by its
+    sensors if they can be read, else by jtop.
     """
     if device == "cuda":
-        return Nvml(_own_gpu())
+        return Nvml(_torch_gpu())
     if device == "unified":
         sensors, service = Ina3221(), Jtop()
         if sensors.probe().reason is not None and service.probe().reason is None:
@@ -34,15 +36,15 @@ def chosen(device: str) -> Meter:
     return Rapl()
 
 
-def _own_gpu() -> str | None:
-    """Of several GPUs the UUID of the one that torch uses; None where there is no choice."""
+def _torch_gpu() -> str | None:
+    """Return the UUID of the GPU that torch uses, of several; None where there is no choice."""
     from crisp.extras import import_extra  # slow, and seldom needed
 
     try:
         if len(uuids()) < 2:
             return None
         cuda = import_extra("torch").cuda
-    except (Unreadable, CrispError):
+    except (UnreadableMeter, CrispError):
         return None
     if not cuda.is_available():
         return None

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from crisp.hw.telemetry.rails import inputs
-from crisp.hw.telemetry.sampler import PowerWindow, Sampled, SampleWindow, Unreadable
+from crisp.hw.telemetry.jetson_rails import module_input_rails
+from crisp.hw.telemetry.sampler import PowerWindow, SampledMeter, SampleWindow, UnreadableMeter
 
 ROOT = Path("/sys/class/hwmon")
 INTERVAL = 0.05  # seconds between samples; a rail takes a millisecond or two over its bus
@@ -26,19 +26,19 @@ _LOCKED = "run as root, or let your user read it: sudo chmod a+r FILE, until the
 
 @dataclass(frozen=True)
 class Rail:
-    """One supply."""
+    """One supply rail, and the files of its voltage and current."""
 
     name: str
     millivolt: Path
     milliampere: Path
 
     def watts(self) -> float:
-        """What goes through it now; `Unreadable` if that cannot be read."""
+        """Return the power through it now in W; `UnreadableMeter` if it cannot be read."""
         return _number(self.millivolt) * _number(self.milliampere) / 1e6
 
 
-class Ina3221(Sampled):
-    """See `crisp.hardware.energy.Meter`. The rails that make up the whole are summed."""
+class Ina3221(SampledMeter):
+    """The meter of a Jetson's sensors; the rails that make up the whole are summed."""
 
     name = "INA3221"
 
@@ -53,19 +53,19 @@ class Ina3221(Sampled):
         self._root = root
 
     def open(self) -> SampleWindow:
-        """The rails that make up the whole, each of which can be read now."""
+        """Open a window on the rails that make up the whole, each of which can be read now."""
         rails = find_rails(self._root)
         if not rails:
-            raise Unreadable(f"{self._root}: has no INA3221 sensor with a named rail", _ABSENT)
-        chosen = [rails[name] for name in inputs(rails)]
-        watts = partial(_sum, chosen)
+            raise UnreadableMeter(f"{self._root}: has no INA3221 sensor with a named rail", _ABSENT)
+        input_rails = [rails[name] for name in module_input_rails(rails)]
+        watts = partial(_sum, input_rails)
         watts()
-        source = f"{self.name} {' + '.join(rail.name for rail in chosen)}"
+        source = f"{self.name} {' + '.join(rail.name for rail in input_rails)}"
         return PowerWindow(source, "voltage times current", watts, self)
 
 
 def find_rails(root: Path) -> dict[str, Rail]:
-    """All named rails of all sensors; one without a label could be anything, and is left out."""
+    """Return all rails of all sensors by name; those without a label are left out."""
     rails = {}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if _text(folder / "name") != "ina3221":
@@ -85,6 +85,7 @@ def _sum(rails: list[Rail]) -> float:
 
 
 def _text(path: Path) -> str | None:
+    """Return a file's text; None if it cannot be read."""
     try:
         return path.read_text("utf-8").strip()
     except (OSError, ValueError):
@@ -92,13 +93,14 @@ def _text(path: Path) -> str | None:
 
 
 def _number(path: Path) -> int:
+    """Return the number in a file; `UnreadableMeter` if there is none."""
     try:
         return int(path.read_text("ascii"))
     except PermissionError as error:
-        raise Unreadable(
+        raise UnreadableMeter(
             f"{path}: permission denied", _LOCKED.replace("FILE", str(path))
         ) from error
     except OSError as error:
-        raise Unreadable(f"{path}: {error.strerror or error}") from error
+        raise UnreadableMeter(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise Unreadable(f"{path}: is no number ({error})") from error
+        raise UnreadableMeter(f"{path}: is no number ({error})") from error

@@ -1,4 +1,4 @@
-"""The energy of a run on real hardware: by a meter, or by a power model if that is asked for."""
+"""Measure the energy of a run on real hardware, or take it from a power model if asked to."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from crisp.hardware.energy import (
 )
 from crisp.hardware.profile import HardwareProfile
 
-IDLE_SECONDS = 2.0  # of the machine before a run
+IDLE_SECONDS = 2.0  # for which the machine is measured at rest before a run
 
 
-def power_model(hardware: HardwareProfile | None, asked: bool) -> HardwareProfile | None:
-    """The profile whose power figures are asked for, if they are.
+def power_model(hardware: HardwareProfile | None, requested: bool) -> HardwareProfile | None:
+    """Return the profile whose power figures are to be used; None: none are asked for.
 
-    Raises CrispError when they are, and there is no profile.
+    Raises CrispError when they are asked for and there is no profile.
     """
-    if not asked:
+    if not requested:
         return None
     if hardware is None:
         raise CrispError("--modelled-energy: needs a machine's profile; name it with --hardware")
@@ -34,7 +34,7 @@ def power_model(hardware: HardwareProfile | None, asked: bool) -> HardwareProfil
 
 
 class Metering:
-    """The window of a run. ``start`` begins it, when what precedes the run is done."""
+    """The measurement of one run; ``start`` begins it when all preparations are done."""
 
     def __init__(self, meter: Meter, idle: Reading | None) -> None:
         self._meter, self._idle = meter, idle
@@ -42,45 +42,45 @@ class Metering:
         self._reading: Reading | None = None
 
     def start(self) -> None:
-        """The run begins now."""
+        """Begin to measure."""
         self._meter.start()
         self._running = True
 
     def stop(self) -> None:
-        """It has ended; more than once is fine."""
+        """End the measurement; idempotent."""
         if self._running:
             self._running = False
             self._reading = self._meter.stop()
 
     def energy(self, states: StateDurations) -> Energy | str:
-        """Of the run, once it has ended."""
+        """Return the energy of the run, once it has ended, or why there is none."""
         if self._reading is None:
             return "the run was not metered"
         return measured_energy(self._reading, self._idle)
 
 
 class Unmetered:
-    """In place of a window: energy that needs none, or the reason why there is none."""
+    """Stands in for `Metering` where energy is modelled, or there is none."""
 
     def __init__(self, energy: Callable[[StateDurations], Energy | str]) -> None:
         self.energy = energy
 
     def start(self) -> None:
-        """Nothing begins."""
+        """No-op: nothing is measured."""
 
     def stop(self) -> None:
-        """Nothing ends."""
+        """No-op: nothing is measured."""
 
 
 @contextmanager
 def metering(
     meter: Meter | None, model: HardwareProfile | None, idle_seconds: float = IDLE_SECONDS
 ) -> Iterator[Metering | Unmetered]:
-    """Measure the machine at rest for a moment; then the block from its call of ``start`` to its
-    end, after which ``energy`` knows what that took.
+    """Measure the machine at rest; then the block, from its call of ``start`` on.
 
-    meter: None if there is none. model: a profile whose power figures are taken instead, as
-    `power_model` returns it. idle_seconds: 0 measures nothing at rest, so there is no net.
+    After the block ``energy`` returns the energy. meter: None if there is none. model: a profile
+    whose power figures are used instead, see `power_model`. idle_seconds: 0: nothing is measured at
+    rest, and there is no net energy.
     """
     if model is not None:
         yield Unmetered(partial(modelled_energy, model))

@@ -1,10 +1,10 @@
-"""NVML: what NVIDIA's driver counts or measures of a GPU, through the binding nvidia-ml-py.
+"""NVML: the energy or power of a GPU, as NVIDIA's driver reports it, through nvidia-ml-py.
 
-Of three ways the first that the GPU supports: its energy counter (since Volta); its power now, of
-the field NVML_FI_DEV_POWER_INSTANT (since Ampere); its power as ``nvmlDeviceGetPowerUsage`` tells,
-on recent GPUs a mean of the last second, which blurs the ends of a window. All are of the board.
+The first of three ways that the GPU supports is used: its energy counter (since Volta); its power
+now, in the field NVML_FI_DEV_POWER_INSTANT (since Ampere); ``nvmlDeviceGetPowerUsage``, on recent
+GPUs a mean of the last second, which blurs the ends of a window. All are of the board.
 
-GPUs go by UUID, for their numbers differ between NVML and CUDA.
+GPUs are named by UUID, because their numbers differ between NVML and CUDA.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from crisp.hw.telemetry.counting import Counter, CounterWindow
-from crisp.hw.telemetry.sampler import PowerWindow, Sampled, SampleWindow, Unreadable
+from crisp.hw.telemetry.counters import CounterWindow, EnergyCounter
+from crisp.hw.telemetry.sampler import PowerWindow, SampledMeter, SampleWindow, UnreadableMeter
 
 INTERVAL = 0.05  # seconds between samples
 UPDATE_NS = 100_000_000  # counter and field are renewed every 10 to 100 ms
-MEAN_NS = 1_000_000_000  # of the average power
+MEAN_NS = 1_000_000_000  # that the average power is a mean of
 MOST_WATTS = 3000  # no GPU draws more
-# Of the counter, in mJ: 64 bits by its type, but a driver that keeps 32 is believed as well.
+# Of the counter, in mJ: 64 bits by its type, but a driver may keep 32 of them.
 SPANS = (2**32, 2**64)
 POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT, mW
 
 # NVML's error codes (nvml.h)
 NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND = 3, 4, 13
-_OTHER_WAY = (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND)  # this way is shut; the next may do
+_TRY_NEXT = (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND)  # the next way may work
 _REMEDIES = {
     NOT_SUPPORTED: "this GPU has no meter; on a Jetson its sensors are read instead (INA3221)",
     NO_PERMISSION: "run as root, or let the administrator of this machine open it to you",
@@ -44,8 +44,8 @@ _REMEDIES = {
 _NO_BINDING = "pip install nvidia-ml-py (or '.[gpu]' in the checkout)"
 
 
-class Nvml(Sampled):
-    """See `crisp.hardware.energy.Meter`. One GPU."""
+class Nvml(SampledMeter):
+    """The meter of one GPU."""
 
     def __init__(
         self,
@@ -59,23 +59,24 @@ class Nvml(Sampled):
         self._uuid = uuid
 
     def open(self) -> SampleWindow:
-        """The best way to read this GPU."""
-        nvml = _begun()
+        """Open a window on this GPU, by the best way that it supports."""
+        nvml = _init_nvml()
         end = partial(_end, nvml)
         try:
             with _errors(nvml):
                 return self._best(nvml, end)
-        except Unreadable:
+        except UnreadableMeter:
             end()
             raise
 
     def _best(self, nvml: Any, end: Callable[[], None]) -> SampleWindow:
+        """Return a window by the first way that can be read; ``end`` closes it."""
         handle = self._handle(nvml)
         gpu = f"NVML {nvml.nvmlDeviceGetName(handle)} ({nvml.nvmlDeviceGetUUID(handle)})"
-        count = partial(_asked, nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+        count = partial(_read, nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
         instant = partial(_watts, nvml, partial(_instant, nvml), handle)
         average = partial(_watts, nvml, nvml.nvmlDeviceGetPowerUsage, handle)
-        counter = Counter(gpu, count, SPANS, 1000, MOST_WATTS)
+        counter = EnergyCounter(gpu, count, SPANS, 1000, MOST_WATTS)
         method = "average power (mean of about a second)"
         ways: tuple[tuple[str, Callable[[], object], Callable[[], SampleWindow]], ...] = (
             (
@@ -100,31 +101,31 @@ class Nvml(Sampled):
             try:
                 read()
             except _Refused as error:
-                if error.code not in _OTHER_WAY:
+                if error.code not in _TRY_NEXT:
                     raise
                 refused.append(error)
                 continue
             return window()
-        told = "; ".join(
+        reasons = "; ".join(
             f"{name}: {error.text}" for (name, *_), error in zip(ways, refused, strict=True)
         )
-        raise Unreadable(f"{gpu}: {told}", refused[-1].remedy)
+        raise UnreadableMeter(f"{gpu}: {reasons}", refused[-1].remedy)
 
     def _handle(self, nvml: Any) -> Any:
         if self._uuid is not None:
             return nvml.nvmlDeviceGetHandleByUUID(self._uuid)
-        found = nvml.nvmlDeviceGetCount()
-        if found != 1:
-            raise Unreadable(
-                f"this machine has {found} NVIDIA GPUs, and which is meant was not said",
-                "name it by its UUID; nvidia-smi -L lists them" if found else None,
+        count = nvml.nvmlDeviceGetCount()
+        if count != 1:
+            raise UnreadableMeter(
+                f"this machine has {count} NVIDIA GPUs, and which is meant was not said",
+                "name it by its UUID; nvidia-smi -L lists them" if count else None,
             )
         return nvml.nvmlDeviceGetHandleByIndex(0)
 
 
 def uuids() -> tuple[str, ...]:
-    """Of all GPUs there are; `Unreadable` if NVML cannot be asked."""
-    nvml = _begun()
+    """Return the UUIDs of all GPUs; `UnreadableMeter` if NVML cannot be used."""
+    nvml = _init_nvml()
     try:
         with _errors(nvml):
             return tuple(
@@ -135,48 +136,53 @@ def uuids() -> tuple[str, ...]:
         _end(nvml)
 
 
-class _Refused(Unreadable):
-    """What NVML answered instead."""
+class _Refused(UnreadableMeter):
+    """An error that NVML returned."""
 
     def __init__(self, error: Any) -> None:
         super().__init__(f"NVML: {error}", _REMEDIES.get(error.value))
         self.code, self.text = error.value, str(error)
 
 
-def _begun() -> Any:
-    """The binding, with NVML begun; as often, it has to be ended."""
+def _init_nvml() -> Any:
+    """Return the binding with NVML initialised; each call needs one of `_end`."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError as error:
-        raise Unreadable(f"nvidia-ml-py cannot be imported: {error}", _NO_BINDING) from error
+        raise UnreadableMeter(f"nvidia-ml-py cannot be imported: {error}", _NO_BINDING) from error
     with _errors(nvml):
         nvml.nvmlInit()
     return nvml
 
 
 def _end(nvml: Any) -> None:
-    with suppress(nvml.NVMLError):  # of a GPU that is lost, say
+    """Shut NVML down."""
+    with suppress(nvml.NVMLError):  # the GPU may be lost
         nvml.nvmlShutdown()
 
 
 @contextmanager
 def _errors(nvml: Any) -> Iterator[None]:
+    """Turn NVML's errors within the block into `_Refused`."""
     try:
         yield
     except nvml.NVMLError as error:
         raise _Refused(error) from error
 
 
-def _asked(nvml: Any, read: Callable[[Any], int], handle: Any) -> int:
+def _read(nvml: Any, read: Callable[[Any], int], handle: Any) -> int:
+    """Read a number of a GPU."""
     with _errors(nvml):
         return read(handle)
 
 
 def _watts(nvml: Any, read: Callable[[Any], int], handle: Any) -> float:
-    return _asked(nvml, read, handle) / 1e3
+    """Read a power in mW and return it in W."""
+    return _read(nvml, read, handle) / 1e3
 
 
 def _instant(nvml: Any, handle: Any) -> int:
+    """Return the power now in mW, from the field NVML_FI_DEV_POWER_INSTANT."""
     field = nvml.nvmlDeviceGetFieldValues(handle, [POWER_INSTANT])[0]
     if field.nvmlReturn:
         raise nvml.NVMLError(field.nvmlReturn)

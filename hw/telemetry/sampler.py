@@ -1,4 +1,4 @@
-"""What all meters here share: a window on a source, and a thread that looks at it often enough."""
+"""The base of all meters: a window on a source, and a thread that samples it often enough."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Protocol
 
 from crisp.hardware.energy import Probe, Reading
 
-STARVED = 5  # intervals: a longer gap between two samples is none that was meant
+STARVED = 5  # intervals: a longer gap between two samples means that the thread got no time
 
 
-class Unreadable(Exception):
-    """A source that cannot be read: why, and what the user can do about it."""
+class UnreadableMeter(Exception):
+    """A source that cannot be read: the reason, and a remedy if the user has one."""
 
     def __init__(self, reason: str, remedy: str | None = None) -> None:
         super().__init__(reason)
@@ -22,27 +22,27 @@ class Unreadable(Exception):
 
 
 class SampleWindow(Protocol):
-    """What is read of one source between a start and a stop."""
+    """The samples of one source between a start and a stop."""
 
     @property
     def source(self) -> str:
-        """What is read."""
+        """The name of what is read."""
 
     def sample(self) -> None:
-        """Read it once more. Raises nothing: what went wrong is in the reading."""
+        """Read the source once. Raises nothing: failures are in the reading."""
 
     def reading(self) -> Reading:
-        """What all samples come to."""
+        """Return the energy of all samples, or why there is none."""
 
     def close(self) -> None:
-        """Let go of the source."""
+        """Release the source."""
 
 
-class Sampled(ABC):
-    """See `crisp.hardware.energy.Meter`. A window is sampled when it begins, when it ends, and by a
-    thread of its own every ``interval`` seconds between.
+class SampledMeter(ABC):
+    """A `crisp.hardware.energy.Meter` that samples a window: when it begins, when it ends, and in a
+    thread every ``interval`` seconds between.
 
-    A meter says how a window is opened; that may take a while, and is done before it begins.
+    A subclass says how a window is opened; that may take a while, and happens before it begins.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Sampled(ABC):
 
     @abstractmethod
     def open(self) -> SampleWindow:
-        """A window on the source; `Unreadable` if it cannot be read now."""
+        """Open a window on the source; `UnreadableMeter` if it cannot be read now."""
 
     def probe(self) -> Probe:
-        """Whether it can be read now."""
+        """Return what would be read now, or why nothing can be."""
         try:
             window = self.open()
-        except Unreadable as error:
+        except UnreadableMeter as error:
             return Probe(self.name, error.reason, error.remedy)
         window.close()
         return Probe(window.source)
@@ -72,7 +72,7 @@ class Sampled(ABC):
         """Begin a window."""
         try:
             self._window = self.open()
-        except Unreadable as error:
+        except UnreadableMeter as error:
             self._window, self._reason = None, error.reason
             return
         self._window.sample()
@@ -95,23 +95,24 @@ class Sampled(ABC):
         return window.reading()
 
     def sample(self) -> None:
-        """Look once more at the window that was begun."""
+        """Sample the current window once."""
         if self._window is not None:
             self._window.sample()
 
     def _serve(self) -> None:
+        """Sample until the window ends: the thread's function."""
         while not self._ended.wait(self.interval):
             self.sample()
 
 
 class PowerWindow:
-    """Watts, integrated by the trapezoid rule: between two samples power is taken to go straight
-    from one to the other.
+    """A window of power samples in watts, integrated by the trapezoid rule.
 
-    Its uncertainty is what that leaves open where power keeps between the two: half their
-    difference times the time between them. In a gap of more than `STARVED` intervals, and for as
-    long as a value lags behind (``lag`` ns), power may have been anything seen in this window. One
-    of which more than half was not sampled in time says nothing, nor does one shorter than the lag.
+    Its uncertainty assumes that power stays between two neighbouring samples: half their difference
+    times the time between them. In a gap of more than `STARVED` intervals, and for as long as a
+    value lags behind (``lag`` ns), power may have been anything seen in the window. There is no
+    energy if more than half of the window was not sampled in time, or if it is shorter than the
+    lag.
     """
 
     def __init__(
@@ -119,11 +120,11 @@ class PowerWindow:
         source: str,
         method: str,
         watts: Callable[[], float],
-        meter: Sampled,
+        meter: SampledMeter,
         lag: int = 0,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        """watts: may raise `Unreadable`; close: lets go of what it reads."""
+        """watts: reads the power, may raise `UnreadableMeter`; lag: ns; close: releases it."""
         self.source, self.close = source, close
         self._method, self._watts, self._lag = method, watts, lag
         self._interval, self._clock = meter.interval, meter.clock
@@ -138,7 +139,7 @@ class PowerWindow:
             return
         try:
             watt = self._watts()
-        except Unreadable as error:
+        except UnreadableMeter as error:
             self._reason = f"was lost during the run: {error.reason}"
             return
         now = self._clock()
@@ -157,7 +158,7 @@ class PowerWindow:
         self._samples += 1
 
     def reading(self) -> Reading:
-        """The integral, or why there is none."""
+        """Return the integral in joules, or why there is none."""
         length = self._last - self._first
         reason = self._reason or self._refused(length)
         blurred = (self._starved + self._lag) / 1e9 * (self._highest - self._lowest)
@@ -173,6 +174,7 @@ class PowerWindow:
         )
 
     def _refused(self, length: int) -> str | None:
+        """Return why a window of ``length`` ns has no energy; None: it has."""
         if length <= self._lag:
             return (
                 f"a window of {length / 1e9:.3g} s is too short: "

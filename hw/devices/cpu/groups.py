@@ -205,9 +205,9 @@ def _at(builder: Any, pointer: Any, offset: Any) -> Any:
 
 
 def _load(builder: Any, pointer: Any, kind: Any, align: int) -> Any:
-    found = builder.load(builder.bitcast(pointer, kind.as_pointer()))
-    found.align = align
-    return found
+    vector = builder.load(builder.bitcast(pointer, kind.as_pointer()))
+    vector.align = align
+    return vector
 
 
 def _floats(builder: Any, pointer: Any) -> Any:

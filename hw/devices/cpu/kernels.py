@@ -30,8 +30,8 @@ from crisp.hw.devices.cpu.quantized import gather_groups, project_groups
 from crisp.model.quantization import GROUP
 
 # Numba's cache is valid as long as this file is unchanged, whatever else was compiled in. So this
-# file names the content of the others: groups.py 98f1a8c24fd9feca,
-# quantized.py f8a97a5110ba038e.
+# file names the content of the others: groups.py e08a1a688159633d,
+# quantized.py 3d2d9307d5c7a965.
 
 POOL_TYPES = {
     "bf16": np.uint16, "fp16": np.int16, "fp32": np.float32, "int8": np.int8, "int4": np.uint8,
@@ -92,7 +92,7 @@ def _project(
     x: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, hidden: Any, which: int,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """`project` for weights in floating point."""
+    """Compute `project` for weights in floating point."""
     rows, d = x.shape
     block = pool[slot]
     end = last - (last - first) % 4
@@ -164,7 +164,7 @@ def _gather(
     hidden: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, neurons: int, out: Any,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """`gather` for weights in floating point."""
+    """Compute `gather` for weights in floating point."""
     d = out.shape[1]
     block = pool[slot]
     whole = np.empty(_TILE, np.float32)

@@ -32,7 +32,7 @@ def project_groups(
     x: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, hidden: Any, which: int,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """hidden[:, which] = x w^T of neurons [first, last): `crisp.hw.devices.cpu.kernels.project`.
+    """Compute `crisp.hw.devices.cpu.kernels.project` for quantised weights.
 
     Rows go in pairs where there are more than two; the rest one by one.
     """
@@ -60,7 +60,7 @@ def gather_groups(
     hidden: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, neurons: int, out: Any,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """out += hidden[:, 0] w of columns [first, last): `crisp.hw.devices.cpu.kernels.gather`.
+    """Compute `crisp.hw.devices.cpu.kernels.gather` for quantised weights.
 
     The columns are whole groups.
     """

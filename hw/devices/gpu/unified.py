@@ -137,17 +137,17 @@ def _median_times(device: GpuDevice, streams: DeviceStreams, store: Store) -> tu
     streams.launch(row.zero_)
     hidden = device.place(row)
     for expert in range(min(_TRIALS, spec.n_experts)):
-        loads.append(_time(device, partial(device.copy, Copy(0, expert, 0, slots))))
+        loads.append(time_operation(device, partial(device.copy, Copy(0, expert, 0, slots))))
         batch = ExpertBatch(expert, one, one + spec.n_blocks, np.ones(1, np.float32), hidden)
         blocks = BlockRange(batch, 0, slots)
         for _ in range(2):  # the first of all compiles the kernels
-            took = _time(device, partial(device.compute, blocks))
+            took = time_operation(device, partial(device.compute, blocks))
         computations.append(took)
     return int(median(loads)), int(median(computations))
 
 
-def _time(device: GpuDevice, begin: Callable[[Done], None]) -> int:
-    """Run one operation, wait for it, and return its time in ns."""
+def time_operation(device: GpuDevice, begin: Callable[[Done], None]) -> int:
+    """Run one operation of a device, wait for its end, and return its time in ns."""
     ends, over = list[Any](), threading.Event()
 
     def done(end: int, failure: BaseException | None) -> None:

@@ -16,7 +16,7 @@ from crisp.errors import CrispError
 from crisp.hardware.measured import TimeCurve
 from crisp.hardware.profile import HardwareProfile, cost_model
 from crisp.hw.calibration.calibrate import calibrate, pool_slots
-from crisp.hw.calibration.host_time import host_times
+from crisp.hw.calibration.host_time import measure_host_times
 from crisp.hw.calibration.stopwatch import TimedChain
 from crisp.hw.calibration.tables import DeviceTimes
 from crisp.hw.devices.protocol import Copy, Done
@@ -183,6 +183,6 @@ def test_a_layers_time_is_what_passes_between_two_events() -> None:
     """Combining two experts takes 1000 ns and 1000 a row here; time stands still beside it."""
     pytest.importorskip("torch")
     options: Any = SimpleNamespace(open=lambda store, slots: TimedDevice())
-    times = host_times(STORE, options)
+    times = measure_host_times(STORE, options)
     assert times.at == (1, 4, 16)
     assert [int(ns) for ns in times.ns] == [2_000, 5_000, 17_000]

@@ -49,7 +49,7 @@ def test_only_whole_chunks_and_tokens_behind_the_first_count(
         how["sinks"][0].write(rows)
 
     monkeypatch.setattr(layer_time, "generate", generate)
-    curve = layer_time.layer_times(model, DeviceOptions())
+    curve = layer_time.measure_layer_times(model, DeviceOptions())
     assert curve.at == (1, 16, 64)
     assert curve.ns == (Fraction(8), Fraction(102), Fraction(400))
     assert asked == [(16, 24), (16, 1), (64, 1)]

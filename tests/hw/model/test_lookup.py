@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from crisp.errors import CrispError
-from crisp.hw.model.lookup import Lookup, pair_table
+from crisp.hw.model.lookup import WidthLookup, pair_table
 from crisp.model.spec import ModelSpec
 from crisp.policy import named
 from crisp.policy.widths.base import BoundWidths
@@ -40,8 +40,8 @@ def profile(one: ModelSpec, roles: bool) -> Profile:
     return Profile(expert_counts=counts, pair_counts=pairs, ordered=True, dominant=measured)
 
 
-def looked_up(one: ModelSpec, widths: BoundWidths) -> Lookup:
-    return Lookup(one, widths, lambda tensor: tensor, lambda tensor: tensor.numpy())
+def looked_up(one: ModelSpec, widths: BoundWidths) -> WidthLookup:
+    return WidthLookup(one, widths, lambda tensor: tensor, lambda tensor: tensor.numpy())
 
 
 def router(one: ModelSpec, rows: int, seed: int) -> tuple[Any, Any]:

@@ -190,12 +190,12 @@ def test_on_a_jetson_they_are_asked_before_the_service(
 
     monkeypatch.setattr(crisp.hw.telemetry, "Ina3221", lambda: Ina3221(tmp_path))
     monkeypatch.setattr(crisp.hw.telemetry, "Jtop", Service)
-    assert crisp.hw.telemetry.chosen("unified").name == "jtop"
+    assert crisp.hw.telemetry.meter_for("unified").name == "jtop"
     Service.reason = "dead"
     assert (
-        crisp.hw.telemetry.chosen("unified").name == "INA3221"
+        crisp.hw.telemetry.meter_for("unified").name == "INA3221"
     )  # whose reason says what is missing
     Service.reason = None
     sensor(tmp_path, 0, NANO)
-    assert crisp.hw.telemetry.chosen("unified").name == "INA3221"
-    assert crisp.hw.telemetry.chosen("cpu").name == "RAPL"
+    assert crisp.hw.telemetry.meter_for("unified").name == "INA3221"
+    assert crisp.hw.telemetry.meter_for("cpu").name == "RAPL"

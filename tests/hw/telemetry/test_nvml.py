@@ -15,7 +15,7 @@ import pytest
 
 import crisp.hw.telemetry
 from crisp.hw.telemetry.nvml import Nvml, uuids
-from crisp.hw.telemetry.sampler import Unreadable
+from crisp.hw.telemetry.sampler import UnreadableMeter
 from tests.hw.telemetry.clocks import Clock
 
 pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
@@ -284,7 +284,7 @@ def test_of_several_gpus_one_has_to_be_named(machine: Machine) -> None:
 def test_of_several_gpus_the_one_that_torch_uses(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import crisp.adapter
+    import crisp.extras
 
     class Cuda:
         @staticmethod
@@ -302,11 +302,11 @@ def test_of_several_gpus_the_one_that_torch_uses(
 
     machine.library.stub_reset(2)
     monkeypatch.setattr(
-        crisp.adapter, "import_extra", lambda name: type("Torch", (), {"cuda": Cuda})
+        crisp.extras, "import_extra", lambda name: type("Torch", (), {"cuda": Cuda})
     )
-    assert crisp.hw.telemetry.chosen("cuda").probe().source == f"NVML Stub 1 ({UUIDS[1]})"
+    assert crisp.hw.telemetry.meter_for("cuda").probe().source == f"NVML Stub 1 ({UUIDS[1]})"
     machine.library.stub_reset(1)
-    assert crisp.hw.telemetry.chosen("cuda").probe().source == GPU
+    assert crisp.hw.telemetry.meter_for("cuda").probe().source == GPU
 
 
 def test_the_library_is_found_where_the_driver_would_have_it(built: Path) -> None:
@@ -343,7 +343,7 @@ def test_no_driver_is_a_reason_with_a_remedy(monkeypatch: pytest.MonkeyPatch) ->
         "INA3221",
         "jtop",
     ]
-    assert crisp.hw.telemetry.chosen("cuda").probe().reason == probe.reason
+    assert crisp.hw.telemetry.meter_for("cuda").probe().reason == probe.reason
 
 
 def test_no_binding_is_a_reason_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +360,7 @@ def real_gpu() -> str:
     """The UUID of the first that NVML tells of."""
     try:
         return uuids()[0]
-    except (Unreadable, IndexError) as error:
+    except (UnreadableMeter, IndexError) as error:
         pytest.skip(f"needs an NVIDIA GPU: {error}")
 
 

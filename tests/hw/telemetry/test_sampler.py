@@ -7,18 +7,18 @@ from collections.abc import Callable
 
 import pytest
 
-from crisp.hw.telemetry.sampler import PowerWindow, Sampled, SampleWindow, Unreadable
+from crisp.hw.telemetry.sampler import PowerWindow, SampledMeter, SampleWindow, UnreadableMeter
 from tests.hw.telemetry.clocks import Clock
 
 
-class Meter(Sampled):
+class Meter(SampledMeter):
     """Samples what a test puts into ``watts``, when it is told to."""
 
     name = "Made-Up"
 
     def __init__(self, interval: float = 1000, lag: int = 0) -> None:
         super().__init__(interval, Clock())
-        self.watts: float | Unreadable = 0.0
+        self.watts: float | UnreadableMeter = 0.0
         self.lag, self.closed = lag, 0
 
     def open(self) -> SampleWindow:
@@ -26,14 +26,14 @@ class Meter(Sampled):
         return PowerWindow("a socket", "power", self.read, self, self.lag, self.close)
 
     def read(self) -> float:
-        if isinstance(self.watts, Unreadable):
+        if isinstance(self.watts, UnreadableMeter):
             raise self.watts
         return self.watts
 
     def close(self) -> None:
         self.closed += 1
 
-    def at(self, seconds: float, watts: float | Unreadable) -> None:
+    def at(self, seconds: float, watts: float | UnreadableMeter) -> None:
         """One sample that long after the last."""
         self.clock.passes(seconds)  # type: ignore[attr-defined]
         self.watts = watts
@@ -128,8 +128,8 @@ def test_no_time_and_no_power_are_no_joules_and_not_none_of_them(meter: Meter) -
 
 def test_what_is_lost_stays_lost(meter: Meter) -> None:
     begun(meter, 10)
-    meter.at(1, Unreadable("it went up in smoke"))
-    meter.at(1, Unreadable("there is no smoke any more"))
+    meter.at(1, UnreadableMeter("it went up in smoke"))
+    meter.at(1, UnreadableMeter("there is no smoke any more"))
     meter.at(1, 10)
     reading = meter.stop()
     assert reading.joules is None
@@ -138,7 +138,7 @@ def test_what_is_lost_stays_lost(meter: Meter) -> None:
 
 
 def test_what_cannot_be_opened_says_why(meter: Meter) -> None:
-    meter.watts = Unreadable("locked away", "find the key")
+    meter.watts = UnreadableMeter("locked away", "find the key")
     probe = meter.probe()
     assert (probe.source, probe.reason, probe.remedy) == ("Made-Up", "locked away", "find the key")
     meter.start()

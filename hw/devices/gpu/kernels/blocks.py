@@ -58,7 +58,7 @@ def _weights(
     if BITS >= 16:
         d = first + tl.arange(0, COLUMNS)
         at = which * BLOCK * D + n[:, None] * D + d[None, :]
-        found = tl.load(numbers + at, mask=inside & (d < D)[None, :], other=0.0)
+        weights = tl.load(numbers + at, mask=inside & (d < D)[None, :], other=0.0)
     else:
         each: tl.constexpr = 8 // BITS  # weights in a byte
         c = first // each + tl.arange(0, COLUMNS // each)
@@ -71,8 +71,8 @@ def _weights(
         at = SCALES_AT + (which * BLOCK + n[:, None]) * (D // _GROUP) + g[None, :]
         scales = tl.load(halves + at, mask=inside & (g < D // _GROUP)[None, :], other=0.0)
         grouped = tl.reshape(whole, (NEURONS, COLUMNS // share, share)).to(tl.float32)
-        found = tl.reshape(grouped * scales.to(tl.float32)[:, :, None], (NEURONS, COLUMNS))
-    return found
+        weights = tl.reshape(grouped * scales.to(tl.float32)[:, :, None], (NEURONS, COLUMNS))
+    return weights
 
 
 @_kernel
@@ -147,14 +147,14 @@ def back_row(
     for b in range(blocks):
         slot = tl.load(slots + b).to(tl.int64)
         width = tl.where(tl.load(counts + b) > 0, tl.load(neurons + b), 0)
-        own = numbers + slot * STRIDE
+        matrices = numbers + slot * STRIDE
         scales = halves + slot * HALVES
         products = tl.zeros((NEURONS, COLUMNS), tl.float32)
         for i in tl.range(0, width, NEURONS, num_stages=STAGES):
             n = i + tl.arange(0, NEURONS)
             passed = tl.load(hidden + b * WIDTH + n, mask=n < width, other=0.0)
             down = _weights(
-                own, scales, 2, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
+                matrices, scales, 2, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
             )
             products += passed[:, None] * down.to(tl.float32)
         total += tl.sum(products, 0)
@@ -193,15 +193,15 @@ def front_rows(
     for first in tl.range(0, D, COLUMNS, num_stages=STAGES):
         d = first + tl.arange(0, COLUMNS)
         inside = (r < count)[:, None] & (d < D)[None, :]
-        own = tl.load(x + r[:, None] * D + d[None, :], mask=inside, other=0.0).to(operand)
+        tile = tl.load(x + r[:, None] * D + d[None, :], mask=inside, other=0.0).to(operand)
         gate = _weights(
             numbers, halves, 0, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
         )
         up = _weights(
             numbers, halves, 1, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
         )
-        gates = tl.dot(own, tl.trans(gate.to(operand)), gates, input_precision="ieee")
-        ups = tl.dot(own, tl.trans(up.to(operand)), ups, input_precision="ieee")
+        gates = tl.dot(tile, tl.trans(gate.to(operand)), gates, input_precision="ieee")
+        ups = tl.dot(tile, tl.trans(up.to(operand)), ups, input_precision="ieee")
     passed = _activated(gates, ups, halves, n, width, BLOCK, BIASES_AT, ACTIVATION)
     hidden += (rows.to(tl.int64) * b + top) * WIDTH
     inside = (r < count)[:, None] & (n < written)[None, :]
@@ -231,7 +231,7 @@ def back_rows(
         count = tl.load(counts + b) - top  # of this program's rows
         width = tl.where(count > 0, tl.load(neurons + b), 0)
         written = (width + 15) // 16 * 16
-        own = numbers + slot * STRIDE
+        matrices = numbers + slot * STRIDE
         scales = halves + slot * HALVES
         begin = hidden + (rows.to(tl.int64) * b + top) * WIDTH
         partial = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -240,7 +240,7 @@ def back_rows(
             used = (r < count)[:, None] & (n < written)[None, :]
             passed = tl.load(begin + r[:, None] * WIDTH + n[None, :], mask=used, other=0.0)
             down = _weights(
-                own, scales, 2, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
+                matrices, scales, 2, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
             )
             partial = tl.dot(passed, down.to(operand), partial, input_precision="ieee")
         total = tl.where((r < count)[:, None], total + partial, total)

@@ -68,12 +68,17 @@ def case(trace: RoutingTrace, store: Store, name: str, budget: str, **how: Any) 
     return Case(trace, spec, policy, Budget.parse(budget), Profile.from_trace(trace), conditions)
 
 
+def openable(opens: Callable[[Store, int], GpuDevice]) -> Any:
+    """In place of DeviceOptions: opens such a device."""
+    return SimpleNamespace(open=opens, describe=lambda device: device.describe())
+
+
 def replayed(
     one: Case, store: Store, opens: Opens, seed: int
 ) -> tuple[list[Any], DecisionLog, Any]:
     """(outputs, what was decided, the run)."""
     streams, outputs, seen = FakeStreams(seed), list[Any](), DecisionLog()
-    options: Any = SimpleNamespace(open=lambda own, slots: opens(streams, own, slots))
+    options: Any = openable(lambda own, slots: opens(streams, own, slots))
     run = replay(
         one, store, options, sinks=[seen.sink], watch=seen.watch,
         outputs=lambda out: outputs.append(streams.read(out).numpy()),
@@ -222,7 +227,7 @@ def test_a_missing_wait_gives_other_outputs(
             made.place = late  # type: ignore[method-assign]
             return made
 
-        options: Any = SimpleNamespace(open=opens)
+        options: Any = openable(opens)
         replay(one, store, options, outputs=lambda out: outputs.append(streams.read(out).numpy()))
         return same(outputs, reference)
 
@@ -252,7 +257,7 @@ def test_what_cannot_be_page_locked_is_used_all_the_same(trace: RoutingTrace, st
     one = case(trace, store, "lru", "10%")
     streams, outputs = FakeStreams(1), list[Any]()
     streams.refused = "out of memory"
-    options: Any = SimpleNamespace(open=lambda own, slots: cuda(streams, own, slots))
+    options: Any = openable(lambda own, slots: cuda(streams, own, slots))
     run = replay(one, store, options, outputs=lambda out: outputs.append(streams.read(out).numpy()))
     assert same(outputs, expected(one, store))
     assert run.settings["device"]["pageable"] == "out of memory"

@@ -51,7 +51,7 @@ def measured(replayed: Callable[..., Done], tmp_path: Path) -> Callable[..., Pat
 
 def metered(monkeypatch: pytest.MonkeyPatch, fake: FakeMeter) -> FakeMeter:
     """Let runs on the cpu have this meter, and no rest take time."""
-    monkeypatch.setattr(crisp.hw.telemetry, "chosen", {"cpu": fake}.__getitem__)
+    monkeypatch.setattr(crisp.hw.telemetry, "meter_for", {"cpu": fake}.__getitem__)
     monkeypatch.setattr(crisp.hw.telemetry.metering.time, "sleep", lambda seconds: None)
     return fake
 

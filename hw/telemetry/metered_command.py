@@ -1,4 +1,4 @@
-"""A command under a meter, as often as its joules ask for."""
+"""Measure the energy of a command, repeated until its mean is known well enough."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from crisp.errors import CrispError, unknown_name
 from crisp.hardware.energy import Energy, Meter, StateDurations
-from crisp.hw.telemetry.child import CompletedCommand, run
 from crisp.hw.telemetry.metering import metering
+from crisp.hw.telemetry.run_command import CompletedCommand, run_command
 from crisp.run.repeats import INTERRUPTED, NoMoreRunsError, StoppingRule, repeat
 from crisp.statistics import CONFIDENCE, Interval, interval
 from crisp.version import TOOL
@@ -18,74 +18,72 @@ from crisp.version import TOOL
 VERSION = 1
 NO_REST = "what the machine draws at rest was not measured"
 
-_DEVICES = ("unified", "cuda", "cpu")  # from the most particular meter to the one most have
-_UNKNOWN = StateDurations(0, 0, 0, 0)  # a command's streams
+_DEVICES = ("unified", "cuda", "cpu")  # from the most specific meter to the most common one
+_UNKNOWN = StateDurations(0, 0, 0, 0)  # of a command's streams nothing is known
 
 
 @dataclass(frozen=True)
 class MeteredRun:
-    """One run of the command; energy: or why there is none."""
+    """One run of the command, and its energy."""
 
     ended: CompletedCommand
-    energy: Energy | str
+    energy: Energy | str  # or why there is none
 
     def to_dict(self) -> dict[str, Any]:
-        """What was measured, safe for JSON."""
-        told: dict[str, Any] = {"exit_code": self.ended.code, "seconds": self.ended.ns / 1e9}
+        """Return what was measured, safe for JSON."""
+        fields: dict[str, Any] = {"exit_code": self.ended.code, "seconds": self.ended.ns / 1e9}
         if isinstance(self.energy, str):
-            return told | {"joules": None, "unavailable": self.energy}
-        own = self.energy
-        return told | {
-            "joules": own.gross_j,
-            "net_joules": own.net_j,
-            "window_ns": own.window_ns,
-            "samples": own.samples,
-            "uncertainty_j": own.uncertainty_j,
-            "method": own.method,
-            "source": own.source,
+            return fields | {"joules": None, "unavailable": self.energy}
+        energy = self.energy
+        return fields | {
+            "joules": energy.gross_j,
+            "net_joules": energy.net_j,
+            "window_ns": energy.window_ns,
+            "samples": energy.samples,
+            "uncertainty_j": energy.uncertainty_j,
+            "method": energy.method,
+            "source": energy.source,
         }
 
 
 @dataclass(frozen=True)
 class MeteredCommand:
-    """The runs that count. code: of the last one, whether it counts or not. interrupt: what ended
-    the repeats, if no command was running then.
-    """
+    """The runs of a command that count."""
 
     command: Sequence[str]
     rule: StoppingRule
     runs: Sequence[MeteredRun]
-    ended: str  # why there are no more
-    code: int
-    interrupt: KeyboardInterrupt | None = None
+    ended: str  # why there are no more runs
+    code: int  # the exit code of the last run, whether it counts or not
+    interrupt: KeyboardInterrupt | None = None  # that ended the repeats while no command ran
 
     @property
     def metered(self) -> list[Energy]:
-        """The energy of each run; none of them if there is no meter."""
+        """The energy of each run; empty if there is no meter."""
         return [run.energy for run in self.runs if isinstance(run.energy, Energy)]
 
     @property
     def gross(self) -> Interval | None:
-        """Joules of a run; None: see ``ended``."""
+        """Joules of a run, gross; None: ``ended`` says why."""
         joules = [energy.gross_j for energy in self.metered]
         return interval(joules) if joules else None
 
     @property
     def net(self) -> Interval | None:
-        """Joules of a run above what the machine draws at rest; None: that is not known."""
-        known = [energy.net_j for energy in self.metered if energy.net_j is not None]
-        return interval(known) if known and len(known) == len(self.metered) else None
+        """Joules of a run above what the machine draws at rest; None: not known."""
+        joules = [energy.net_j for energy in self.metered if energy.net_j is not None]
+        return interval(joules) if joules and len(joules) == len(self.metered) else None
 
     @property
     def watts(self) -> float | None:
-        """The mean over runs of their mean power, gross."""
-        known = [one.gross_j / one.window_ns * 1e9 for one in self.metered if one.window_ns]
-        return fmean(known) if known else None
+        """The mean over runs of their mean power in W, gross."""
+        powers = [one.gross_j / one.window_ns * 1e9 for one in self.metered if one.window_ns]
+        return fmean(powers) if powers else None
 
     def to_dict(self, tokens: int | None) -> dict[str, Any]:
-        """All of it, safe for JSON. tokens: of a run."""
+        """Return all results, safe for JSON. tokens: of one run; None: not known."""
         gross, net = self.gross, self.net
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "version": VERSION,
             "tool": TOOL,
             "command": list(self.command),
@@ -104,22 +102,23 @@ class MeteredCommand:
             "runs": [run.to_dict() for run in self.runs],
         }
         if gross is None:
-            told["unavailable"] = {"joules": self.ended, "net_joules": self.ended}
+            fields["unavailable"] = {"joules": self.ended, "net_joules": self.ended}
         elif net is None:
-            told["unavailable"] = {"net_joules": NO_REST}
+            fields["unavailable"] = {"net_joules": NO_REST}
         if tokens is not None:
-            told["tokens"] = tokens
+            fields["tokens"] = tokens
             for name in ("joules", "net_joules"):
-                told[f"{name}_per_token"] = told[name] and told[name] / tokens
-        return told
+                fields[f"{name}_per_token"] = fields[name] and fields[name] / tokens
+        return fields
 
 
 def measure(
     command: Sequence[str], meter: Meter | str, idle: float, rule: StoppingRule
 ) -> MeteredCommand:
-    """Run a command as often as the rule asks while it succeeds; once where nothing can be metered.
+    """Run a command as often as the rule asks, while it succeeds; once if nothing can be metered.
 
-    meter: or why there is none. idle: seconds at rest before each run.
+    meter: or why there is none. idle: seconds for which the machine is measured at rest before
+    each run.
     """
     codes: list[int] = []
 
@@ -151,36 +150,36 @@ def measure(
 
 
 def find_meter(name: str | None) -> Meter | str:
-    """The meter whose name begins so, or one that can be read; else why there is none.
+    """Return the meter whose name begins so; None: one that can be read, else why there is none.
 
-    Raises CrispError for a name that is no meter's, or that of several.
+    Raises CrispError for a name that no meter's or several meters' names begin with.
     """
-    from crisp.hw.telemetry import chosen, meters
+    from crisp.hw.telemetry import meter_for, meters
 
     if name is not None:
-        known = meters()
-        found = [one for one in known if one.name.lower().startswith(name.lower())]
-        if len(found) > 1:
-            several = ", ".join(one.name for one in found)
+        every_meter = meters()
+        matches = [one for one in every_meter if one.name.lower().startswith(name.lower())]
+        if len(matches) > 1:
+            several = ", ".join(one.name for one in matches)
             raise CrispError(f"--meter {name}: could be {several}; name one of them")
-        if not found:
-            raise unknown_name(name, [one.name for one in known], "meter")
-        return found[0]
+        if not matches:
+            raise unknown_name(name, [one.name for one in every_meter], "meter")
+        return matches[0]
     for device in _DEVICES:
-        meter = chosen(device)
+        meter = meter_for(device)
         if meter.probe().reason is None:
             return meter
     reasons = [(one.name, one.probe().reason or "can be read") for one in meters()]
-    told = "; ".join(f"{name}: {reason.removeprefix(f'{name}: ')}" for name, reason in reasons)
-    return f"no meter can be read ({told}); crisp doctor says what can be done"
+    text = "; ".join(f"{name}: {reason.removeprefix(f'{name}: ')}" for name, reason in reasons)
+    return f"no meter can be read ({text}); crisp doctor says what can be done"
 
 
 def _once(command: Sequence[str], meter: Meter | str, idle: float) -> MeteredRun:
     if isinstance(meter, str):
-        return MeteredRun(run(command), meter)
+        return MeteredRun(run_command(command), meter)
     with metering(meter, None, idle) as metered:
         metered.start()
-        ended = run(command)
+        ended = run_command(command)
         metered.stop()
     return MeteredRun(ended, metered.energy(_UNKNOWN))
 

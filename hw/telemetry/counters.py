@@ -1,4 +1,4 @@
-"""Energy counters: what they have gained, however often they begin anew, if none is set back."""
+"""Energy counters: their gain over a window, across overflows; one that is set back is refused."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from crisp.hardware.energy import Reading
-from crisp.hw.telemetry.sampler import Sampled, Unreadable
+from crisp.hw.telemetry.sampler import SampledMeter, UnreadableMeter
 
 
 @dataclass(frozen=True)
-class Counter:
+class EnergyCounter:
     """One counter of energy, in units of 1/``per_joule`` J.
 
-    spans: after which it may start again at 0; of several, the first above its value holds.
-    most_watts: what it counts never draws more. How soon it may begin anew, how fast it rises.
+    spans: values at which it may start again at 0; of several, the first above its value holds.
+    most_watts: what it counts never draws more, which bounds how soon it overflows and how fast it
+    rises.
     """
 
     name: str
@@ -22,22 +23,22 @@ class Counter:
     spans: tuple[int, ...]
     per_joule: int
     most_watts: int
-    always: bool = True  # draws power, whatever is done; else a counter may stand still
+    always: bool = True  # what it counts always draws power; else the counter may stand still
 
     def gain(self, old: int, new: int, elapsed: int, slack: int) -> int:
-        """From one reading to the next, ``elapsed`` ns later, give or take ``slack``.
+        """Return the gain from one reading to the next, ``elapsed`` ns later, +- ``slack``.
 
-        Raises `Unreadable` where that cannot be told.
+        Raises `UnreadableMeter` where it is ambiguous.
         """
         span = next((span for span in self.spans if old < span), self.spans[-1])
         gain = new - old if new >= old else new + span - old
         if elapsed / 1e9 > self.spans[0] / self.per_joule / self.most_watts:
-            raise Unreadable(
+            raise UnreadableMeter(
                 f"{self.name}: was not read for {elapsed / 1e9:.3g} s, in which it may have begun "
                 "anew more than once"
             )
         if not 0 <= gain <= self.most_watts * self.per_joule * (elapsed + slack) / 1e9:
-            raise Unreadable(
+            raise UnreadableMeter(
                 f"{self.name}: rose by {gain / self.per_joule:.3g} J in {elapsed / 1e9:.3g} s, "
                 f"more than {self.most_watts} W: its counter was set back"
             )
@@ -45,19 +46,19 @@ class Counter:
 
 
 class CounterWindow:
-    """The sum of some counters, each of a part that no other counts."""
+    """A window that sums some counters, each of a part that no other counts."""
 
     def __init__(
         self,
         source: Callable[[list[str]], str],
         method: str,
-        counters: list[Counter],
+        counters: list[EnergyCounter],
         update: int,
-        meter: Sampled,
+        meter: SampledMeter,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        """source: what to call counters of these names; update: a counter is renewed at least so
-        often, ns; close: lets go of them.
+        """source: names the sum of counters of these names; update: ns within which a counter is
+        renewed; close: releases them.
         """
         self.close = close
         self._named, self._method, self._counters, self._update = source, method, counters, update
@@ -70,7 +71,7 @@ class CounterWindow:
 
     @property
     def source(self) -> str:
-        """All of them."""
+        """The name of the sum of all counters."""
         return self._named([counter.name for counter in self._counters])
 
     def sample(self) -> None:
@@ -80,7 +81,7 @@ class CounterWindow:
         before = self._clock()
         try:
             values = [counter.read() for counter in self._counters]
-        except Unreadable as error:
+        except UnreadableMeter as error:
             self._reason = f"a counter was lost during the run: {error.reason}"
             return
         now = self._clock()
@@ -91,7 +92,7 @@ class CounterWindow:
             for place, counter in enumerate(self._counters):
                 try:
                     gain = counter.gain(self._values[place], values[place], elapsed, slack)
-                except Unreadable as error:
+                except UnreadableMeter as error:
                     self._reason = error.reason
                     return
                 self._gained[place] += gain
@@ -101,8 +102,10 @@ class CounterWindow:
         self._samples += 1
 
     def reading(self) -> Reading:
-        """The sum. Of counters that stand still, one that always draws refuses it; others are not
-        named.
+        """Return the sum in joules, or why there is none.
+
+        A counter that stands still although what it counts always draws power makes the sum
+        invalid; others that stand still are not named.
         """
         pairs = list(zip(self._counters, self._gained, strict=True))
         reason = self._reason

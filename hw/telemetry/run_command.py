@@ -1,4 +1,4 @@
-"""A command run as if it stood alone: streams, signals and exit code are its own."""
+"""Run a command as if it stood alone: with its own streams, signals and exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASSED_ON = (
     signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
 )  # fmt: skip
 _ENDING = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
-_PATIENCE = 0.2  # seconds until a signal is looked at that came just before waiting began
+_CHECK_SECONDS = 0.2  # until a signal is handled that came just before waiting began
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class CompletedCommand:
     asked_to_end: bool  # whether this process was sent a signal that ends things
 
 
-def run(command: Sequence[str]) -> CompletedCommand:
-    """Run a command to its end. This process gets no KeyboardInterrupt meanwhile.
+def run_command(command: Sequence[str]) -> CompletedCommand:
+    """Run a command to its end; meanwhile this process gets no KeyboardInterrupt.
 
-    Raises CrispError if it cannot be started.
+    Raises CrispError if the command cannot be started.
     """
     with _signals_passed_on() as (attach, received):
         since = time.monotonic_ns()
@@ -50,7 +50,7 @@ def run(command: Sequence[str]) -> CompletedCommand:
 
 
 def _wait(process: subprocess.Popen[Any]) -> int:
-    """The return code. Waiting in a thread leaves this one free to answer signals."""
+    """Wait for a process and return its code; in a thread, so that this one can handle signals."""
     over = threading.Event()
 
     def wait() -> None:
@@ -58,16 +58,16 @@ def _wait(process: subprocess.Popen[Any]) -> int:
         over.set()
 
     threading.Thread(target=wait, name="crisp-child", daemon=True).start()
-    while not over.wait(_PATIENCE):
+    while not over.wait(_CHECK_SECONDS):
         pass
     return process.wait()
 
 
 @contextmanager
 def _signals_passed_on() -> Iterator[tuple[Callable[[subprocess.Popen[Any]], None], list[int]]]:
-    """Signals go to the process that is attached, also those from before.
+    """Pass signals on to a process, also those that came before it was attached.
 
-    Yields what attaches it, and the signals so far.
+    Yields the function that attaches it, and the list of signals so far.
     """
     received: list[int] = []
     early: list[int] = []
@@ -83,11 +83,11 @@ def _signals_passed_on() -> Iterator[tuple[Callable[[subprocess.Popen[Any]], Non
         if not attached:
             early.append(number)
         for process in attached:
-            if not _told_by_the_terminal(number):
+            if not _sent_by_terminal(number):
                 process.send_signal(number)
 
     before = {number: signal.getsignal(number) for number in PASSED_ON}
-    # what is ignored, as by nohup, is ignored by the command, too
+    # a signal that is ignored, as by nohup, is ignored by the command, too
     taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     try:
         for number in taken:
@@ -98,10 +98,11 @@ def _signals_passed_on() -> Iterator[tuple[Callable[[subprocess.Popen[Any]], Non
             signal.signal(number, before[number])
 
 
-def _told_by_the_terminal(number: int) -> bool:
-    """Whether the command has had it: what is typed goes to all that run in the foreground.
+def _sent_by_terminal(number: int) -> bool:
+    """Return whether the command has had a signal already: a terminal sends what is typed to all
+    processes in the foreground.
 
-    A second one could make it drop what the first made it do.
+    A second one could make the command abandon its reaction to the first.
     """
     if number not in (signal.SIGINT, signal.SIGQUIT):
         return False

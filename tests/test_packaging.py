@@ -125,8 +125,8 @@ print(importlib.util.find_spec("torch"))
 @pytest.mark.slow
 def test_the_bundled_traces_are_found(installed: Path, tmp_path: Path) -> None:
     program = """
-from crisp.trace.bundled import bundled
-print(*sorted(path.name for path in bundled().values()), sep="\\n")
+from crisp.trace.bundled import bundled_traces
+print(*sorted(path.name for path in bundled_traces().values()), sep="\\n")
 """
     names = run(installed / "python", "-I", "-c", program, cwd=tmp_path).split()
     assert names == sorted(path.name for path in (ROOT / "traces").glob("*.trace.safetensors"))

@@ -5,7 +5,7 @@ crisp energy -- COMMAND does the same; docs/energy.md says what each meter measu
 
 import sys
 
-from crisp.hw.telemetry.command import find_meter, measure
+from crisp.hw.telemetry.metered_command import find_meter, measure
 from crisp.run.repeats import StoppingRule
 
 command = sys.argv[1:] or [sys.executable, "-c", "sum(range(10**7))"]

@@ -24,7 +24,7 @@ from crisp.run.setup import load_setup
 from crisp.run.sinks import parquet
 from crisp.sim.simulate import simulate
 from crisp.sim.sweep.cell import cell_key, job_of, run_cell
-from crisp.sim.sweep.results import load, load_sequences
+from crisp.sim.sweep.results import load_rows, load_sequences
 from crisp.sim.tuning.losses import read_losses
 
 OLD = Path(__file__).parent / "data" / "v0.1"
@@ -43,7 +43,7 @@ def test_a_run_and_its_timeline(tmp_path: Path) -> None:
 
 
 def test_the_cells_of_a_sweep() -> None:
-    rows = list(load(OLD / "sweep.parquet"))
+    rows = list(load_rows(OLD / "sweep.parquet"))
     sequences = load_sequences(OLD / "sweep.sequences.parquet")
     assert len(rows) == 4
     for row in rows:

@@ -26,7 +26,7 @@ from crisp.scheduler.workload import PHASES
 from crisp.sim.experiment import AUTO, PlannedRun, plan_run, run_case
 from crisp.sim.hardware import hardware_profile
 from crisp.sim.sweep.journal import Record
-from crisp.sim.sweep.results import Row, flat, key_of, row_of, sequences_of
+from crisp.sim.sweep.results import Row, flatten, hash_settings, run_row, sequences_of
 from crisp.sim.sweep.spec import (
     BEFORE,
     KEYS,
@@ -186,8 +186,8 @@ def cell_key(settings: CellSettings) -> str:
     try:
         setup, planned = plan_cell(settings)
     except CrispError:
-        return key_of({"refused": dict(settings)})
-    return key_of(_resolved(setup, planned))
+        return hash_settings({"refused": dict(settings)})
+    return hash_settings(_resolved(setup, planned))
 
 
 def _resolved(setup: Setup, planned: PlannedRun) -> dict[str, Any]:
@@ -211,14 +211,14 @@ def _profile_digest(setup: Setup) -> str:
 def run_cell(job: CellJob) -> Record:
     """Load and run one cell; return its result row, with the reason in it if it is refused."""
     numbers = {key: _number(key, text) for key, text in job.settings.items()}
-    first: Row = {"cell": job.key, **flat({"asked": numbers}), "refused": None}
+    first: Row = {"cell": job.key, **flatten({"asked": numbers}), "refused": None}
     try:
         setup, planned = plan_cell({**job.settings, **job.files}, job.engine)
         run = run_case(planned.case(setup.inputs), planned.hardware, planned.engine)
         sequences = sequences_of(run, planned.spec.block_bytes) if job.sequences else None
     except CrispError as error:
         return {"cell": job.key, "row": first | {"refused": str(error)}, "sequences": None}
-    return {"cell": job.key, "row": first | row_of(run), "sequences": sequences}
+    return {"cell": job.key, "row": first | run_row(run), "sequences": sequences}
 
 
 def job_of(key: str, settings: CellSettings, engine: str, sequences: bool) -> CellJob:

@@ -33,28 +33,28 @@ SEQUENCES = pa.schema(
 )
 
 
-def key_of(setting: Mapping[str, Any]) -> str:
+def hash_settings(setting: Mapping[str, Any]) -> str:
     """Return a cell's name: the hash of all that decides its figures."""
     return hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()
 
 
-def row_of(run: Run) -> Row:
+def run_row(run: Run) -> Row:
     """Return a run as a row: dotted names of settings, names of metrics, the rest as JSON."""
-    row = flat(run.settings) | run.metrics
+    row = flatten(run.settings) | run.metrics
     row["unavailable"] = json.dumps(run.unavailable, sort_keys=True)
-    return row | flat({"provenance": run.provenance})
+    return row | flatten({"provenance": run.provenance})
 
 
-def flat(nested: Mapping[str, Any], before: str = "") -> Row:
+def flatten(nested: Mapping[str, Any], before: str = "") -> Row:
     """Return nested tables as one, with dots between the names.
 
-    >>> flat({"policy": {"width": "full"}, "batch": 1, "layers": [0, 1]})
+    >>> flatten({"policy": {"width": "full"}, "batch": 1, "layers": [0, 1]})
     {'policy.width': 'full', 'batch': 1, 'layers': '[0, 1]'}
     """
     row: Row = {}
     for name, value in nested.items():
         if isinstance(value, Mapping):
-            row |= flat(value, f"{before}{name}.")
+            row |= flatten(value, f"{before}{name}.")
         elif value is None or isinstance(value, str | int | float):
             row[before + name] = value
         else:
@@ -75,7 +75,7 @@ def sequences_of(run: Run, block_bytes: int) -> Sequences:
     return {"sequence": ids.tolist(), "tokens": tokens, "bytes": n_bytes, "ns": ns}
 
 
-def fits(record: Any) -> bool:
+def is_record(record: Any) -> bool:
     """Return whether this is what a sweep keeps of a cell: its row, and its sequences or None."""
     if not isinstance(record, dict):
         return False
@@ -114,7 +114,7 @@ def _are_sequences(columns_by_name: Any) -> bool:
     )
 
 
-def save(path: Path, rows: Callable[[], Iterable[Row]], about: Mapping[str, Any]) -> None:
+def save_rows(path: Path, rows: Callable[[], Iterable[Row]], about: Mapping[str, Any]) -> None:
     """Write rows as a file; they are gone through twice, and never all in memory.
 
     Columns stand in the order in which they appear, with the type that holds all their values.
@@ -157,8 +157,8 @@ def save_sequences(path: Path, cells: Iterable[tuple[str, Sequences]]) -> None:
     _write(path, SEQUENCES, tables())
 
 
-def load(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[Row]:
-    """Yield the rows of a file that `save` wrote; CrispError for another one.
+def load_rows(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[Row]:
+    """Yield the rows of a file that `save_rows` wrote; CrispError for another one.
 
     wanted: which columns.
     """
@@ -174,10 +174,10 @@ def load(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> Itera
             yield from batch.to_pylist()
 
 
-def check(path: Path) -> None:
+def check_results(path: Path) -> None:
     """Raise CrispError for a file that a sweep cannot go on from: not of one, or damaged."""
-    next(load(path), None)
-    for number, row in enumerate(load(path, ("cell", "refused", "engine").__contains__), 1):
+    next(load_rows(path), None)
+    for number, row in enumerate(load_rows(path, ("cell", "refused", "engine").__contains__), 1):
         needed = ["cell", "refused", *(["engine"] if row.get("refused") is None else [])]
         for name in needed:
             if name not in row or (name != "refused" and not isinstance(row[name], str)):

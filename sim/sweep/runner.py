@@ -105,7 +105,7 @@ def run_sweep(sweep: Sweep, options: SweepOptions, reporter: SweepReporter | Non
     """
     reporter = reporter or SilentReporter()
     if Path(options.out).exists():
-        results.check(Path(options.out))  # else it would be said after the work
+        results.check_results(Path(options.out))  # else it would be said after the work
     if Path(options.beside).exists():
         results.check_sequences(Path(options.beside))
     reporter.say(f"{sweep.name}: {format_count(sweep.count, 'cell')}")
@@ -117,7 +117,7 @@ def run_sweep(sweep: Sweep, options: SweepOptions, reporter: SweepReporter | Non
         raise CrispError(
             f"{sweep.name}: {format_count(sweep.count, 'cell')}, {estimate}; --yes runs them"
         )
-    journal = Journal(options.journal, results.fits)
+    journal = Journal(options.journal, results.is_record)
     try:
         _run(sweep, options, journal, some, reporter)
     finally:
@@ -171,7 +171,9 @@ def _check_dropped(sweep: Sweep, options: SweepOptions, journal: Journal) -> Non
     """Raise CrispError where cells of another sweep would be lost, unless they may be."""
     out, rows_of_file = Path(options.out), {str(journal.path): set(journal)}
     if out.exists():
-        rows_of_file[options.out] = {str(row["cell"]) for row in results.load(out, "cell".__eq__)}
+        rows_of_file[options.out] = {
+            str(row["cell"]) for row in results.load_rows(out, "cell".__eq__)
+        }
     if options.replace or not any(rows_of_file.values()):
         return
     for settings in sweep.cells():
@@ -196,10 +198,10 @@ def _adopt(options: SweepOptions, journal: Journal) -> None:
         return
     beside = Path(options.beside)
     sequences = results.load_sequences(beside) if beside.exists() else {}
-    for number, row in enumerate(results.load(out), 1):
+    for number, row in enumerate(results.load_rows(out), 1):
         key = str(row["cell"])
         record = {"cell": key, "row": row, "sequences": sequences.get(key)}
-        if not results.fits(record):
+        if not results.is_record(record):
             raise CrispError(f"{out}: row {number} is not what crisp sweep writes")
         if key not in journal and row.get("provenance.tool") == TOOL:
             journal.add(record)
@@ -227,7 +229,9 @@ def _keep(
 
 def _save(progress: SweepProgress, options: SweepOptions, complete: bool) -> None:
     about = {"tool": TOOL, "complete": complete}
-    results.save(Path(options.out), lambda: (record["row"] for record in progress.records()), about)
+    results.save_rows(
+        Path(options.out), lambda: (record["row"] for record in progress.records()), about
+    )
     beside = Path(options.beside)
     if options.per_sequence or any(record["sequences"] for record in progress.records()):
         results.save_sequences(

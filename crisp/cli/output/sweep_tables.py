@@ -13,7 +13,7 @@ from crisp.policy.policy import ALIASES
 from crisp.report.caveats import RUN_KIND_FIELDS, RunKind, caveats
 from crisp.report.conditions import format_bits
 from crisp.sim.sweep.paired import paired_ratios
-from crisp.sim.sweep.results import Row, Scalar, load, load_sequences
+from crisp.sim.sweep.results import Row, Scalar, load_rows, load_sequences
 from crisp.sim.sweep.spec import KEYS, PARTS, Sweep
 from crisp.statistics import LEVEL, RESAMPLES, Estimate
 from crisp.units import format_count
@@ -55,12 +55,12 @@ def check_batch(sweep: Sweep, option: str) -> None:
 
 def format_summary(out: str) -> list[str]:
     """Return what all rows of a file share, the fastest of them as a table, what was refused."""
-    varied, n, refused = _varied(load(Path(out), _wanted)), 0, list[str]()
-    for row in load(Path(out), _wanted):
+    varied, n, refused = _varied(load_rows(Path(out), _wanted)), 0, list[str]()
+    for row in load_rows(Path(out), _wanted):
         n += 1
         if row["refused"] is not None:
             refused.append(str(row["refused"]))
-    rows = (row for row in load(Path(out), _wanted) if row["refused"] is None)
+    rows = (row for row in load_rows(Path(out), _wanted) if row["refused"] is None)
     if n - len(refused) <= _SHOWN:
         shown, lines = list(rows), []
     else:
@@ -88,7 +88,7 @@ def _title(out: str) -> list[str]:
     """Return the conditions that all rows share, a line each, and caveats of their figures."""
     values: dict[str, set[Scalar]] = {}
     kinds: dict[RunKind, None] = {}
-    for row in load(Path(out), _TITLE.__contains__):
+    for row in load_rows(Path(out), _TITLE.__contains__):
         if row["refused"] is None:
             for name, value in row.items():
                 if value is not None:
@@ -142,7 +142,7 @@ def _shown(value: object) -> str:
 def format_comparison(out: str, beside: str, against: str) -> list[str]:
     """Return every row beside the baseline's at the same other settings, as a table."""
     sequences = load_sequences(Path(beside))
-    rows = [row for row in load(Path(out), _wanted) if row["cell"] in sequences]
+    rows = [row for row in load_rows(Path(out), _wanted) if row["cell"] in sequences]
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(_conditions(row), []).append(row)

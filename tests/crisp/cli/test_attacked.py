@@ -88,7 +88,7 @@ def test_damaged_lines_are_run_anew(crisp: Callable[..., Any], trace: Path, tmp_
     out = tmp_path / "r.parquet"
     line = ("sweep", "--trace", trace, *LINE, "--out", out)
     assert crisp(*line).code == 0
-    (row,) = results.load(out)
+    (row,) = results.load_rows(out)
     before, cell = out.read_bytes(), row["cell"]
     out.unlink()
     for damaged in ({"cell": cell}, {"cell": cell, "row": None}, {"cell": cell, "row": {"x": "y"}}):

@@ -12,7 +12,7 @@ import pytest
 from crisp.errors import CrispError
 from crisp.report.table import RunTable, from_parquet, from_runs, join_tables
 from crisp.run.result import Run
-from crisp.sim.sweep.results import row_of, save
+from crisp.sim.sweep.results import run_row, save_rows
 from tests.crisp.run.runs import whole
 
 
@@ -56,7 +56,7 @@ def test_a_long_value_is_its_begin_and_a_hash() -> None:
 
 def sweep(folder: Path, runs: list[Run]) -> Path:
     path = folder / "results.parquet"
-    save(path, lambda: iter([row_of(run) | {"cell": "0"} for run in runs]), {})
+    save_rows(path, lambda: iter([run_row(run) | {"cell": "0"} for run in runs]), {})
     return path
 
 
@@ -79,7 +79,7 @@ def test_a_sweep_of_the_same_runs_is_the_same_table(tmp_path: Path) -> None:
 
 def test_a_column_that_a_sweep_adds_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "more.parquet"
-    pd.DataFrame([row_of(whole()) | {"loss": 0.036, "note": "tried"}]).to_parquet(path)
+    pd.DataFrame([run_row(whole()) | {"loss": 0.036, "note": "tried"}]).to_parquet(path)
     table = from_parquet(path)
     assert table.metric("loss") == [0.036]
     assert table.setting("note") == ["tried"]
@@ -87,7 +87,7 @@ def test_a_column_that_a_sweep_adds_is_kept(tmp_path: Path) -> None:
 
 def test_what_is_no_number_is_not_known(tmp_path: Path) -> None:
     path = tmp_path / "odd.parquet"
-    rows = [row_of(whole(tokens_per_second=value)) for value in (float("nan"), float("inf"), 2.0)]
+    rows = [run_row(whole(tokens_per_second=value)) for value in (float("nan"), float("inf"), 2.0)]
     pd.DataFrame(rows).to_parquet(path)
     assert from_parquet(path).metric("tokens_per_second") == [None, None, 2.0]
 
@@ -101,7 +101,7 @@ def test_what_is_no_number_is_not_known(tmp_path: Path) -> None:
     ],
 )
 def test_another_table_is_refused(tmp_path: Path, change: dict[str, Any], line: str) -> None:
-    row = {name: value for name, value in (row_of(whole()) | change).items() if value is not ...}
+    row = {name: value for name, value in (run_row(whole()) | change).items() if value is not ...}
     path = tmp_path / "other.parquet"
     pd.DataFrame([row]).to_parquet(path)
     with pytest.raises(CrispError) as error:
@@ -114,7 +114,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     for write, line in (
         (lambda: None, "cannot be read: No such file or directory"),
         (lambda: path.write_text("text"), "is not a parquet file"),
-        (lambda: pd.DataFrame([row_of(whole())]).iloc[:0].to_parquet(path), "holds no run"),
+        (lambda: pd.DataFrame([run_row(whole())]).iloc[:0].to_parquet(path), "holds no run"),
     ):
         write()
         with pytest.raises(CrispError, match=f"^{path}: {line}$"):
@@ -135,12 +135,12 @@ def test_a_run_that_is_given_twice_is_there_once() -> None:
 
 def test_what_a_sweep_refused_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "results.parquet"
-    first = {"cell": "0", "refused": None} | row_of(whole())
+    first = {"cell": "0", "refused": None} | run_row(whole())
     refused = {"cell": "1", "refused": "alpha must not be above beta"}
-    save(path, lambda: iter([refused, first]), {})
+    save_rows(path, lambda: iter([refused, first]), {})
     table = from_parquet(path)
     assert table.rows == 1
     assert "refused" not in (*table.settings, *table.metrics)
-    save(path, lambda: iter([refused | {"refused": "no"}, {**first, "refused": "no"}]), {})
+    save_rows(path, lambda: iter([refused | {"refused": "no"}, {**first, "refused": "no"}]), {})
     with pytest.raises(CrispError, match=r"holds no run, every cell is refused$"):
         from_parquet(path)

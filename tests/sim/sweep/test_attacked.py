@@ -61,7 +61,7 @@ def test_links_and_other_kinds_are_not_opened(tmp_path: Path) -> None:
     ):
         make()
         with pytest.raises(CrispError, match=rf"^{path}: is a link, or not an ordinary file$"):
-            Journal(path, results.fits)
+            Journal(path, results.is_record)
         path.unlink()
     assert precious.read_bytes() == b""
     assert list(tmp_path.iterdir()) == [precious]
@@ -86,14 +86,14 @@ BAD = {
 @pytest.mark.parametrize("line", BAD.values(), ids=BAD.keys())
 def test_a_damaged_line_takes_no_other_with_it(tmp_path: Path, line: str) -> None:
     path = tmp_path / "j"
-    journal = Journal(path, results.fits)
+    journal = Journal(path, results.is_record)
     journal.add(record("a"))
     journal.close()
     last = json.dumps(record("c", n=3)).encode() + b"\n"
     damaged = line.encode(errors="surrogateescape") + b"\n"
     whole = path.read_bytes() + damaged + last
     path.write_bytes(whole + b'{"cell": "d", "row')
-    again = Journal(path, results.fits)
+    again = Journal(path, results.is_record)
     assert sorted(cell for cell in "abcd" if cell in again) == ["a", "c"]
     assert again.record("c") == record("c", n=3)
     again.add(record("e"))
@@ -129,11 +129,11 @@ def test_results_without_what_is_needed(
 ) -> None:
     path = made(tmp_path / "r.parquet", **columns)
     with pytest.raises(CrispError, match=rf"^{path}: {message}, as crisp sweep writes it$"):
-        results.check(path)
+        results.check_results(path)
 
 
 def test_results_of_refused_cells_alone_have_no_engine(tmp_path: Path) -> None:
-    results.check(made(tmp_path / "r.parquet", cell=["x"], refused=["why"]))
+    results.check_results(made(tmp_path / "r.parquet", cell=["x"], refused=["why"]))
 
 
 def test_a_column_twice_is_said(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_column_twice_is_said(tmp_path: Path) -> None:
     table = pa.table([["a"], ["b"]], ["cell", "cell"], metadata={results.MARK: b"{}"})
     pq.write_table(table, path)
     with pytest.raises(CrispError, match=rf"^{path}: has the column 'cell' twice$"):
-        list(results.load(path))
+        list(results.load_rows(path))
 
 
 def damaged(path: Path) -> None:
@@ -155,7 +155,7 @@ def test_damaged_rows_are_said_with_the_file(tmp_path: Path) -> None:
     path = made(tmp_path / "r.parquet", cell=["x"], refused=["why"])
     damaged(path)
     with pytest.raises(CrispError, match=rf"^{path}: is damaged: [^\n]+$"):
-        results.check(path)
+        results.check_results(path)
 
 
 def test_other_sequences_are_refused(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def run() -> tuple[Run, ModelSpec]:
 
 def test_a_row_has_every_setting_and_metric() -> None:
     done, _ = run()
-    row = results.row_of(done)
+    row = results.run_row(done)
     assert row["policy.width"] == "tiered(alpha=0.6,beta=0.9,warm=0.5,cold=0)"
     assert row["budget.asked"] == "30%"
     assert row["model.moe_layers"] == "[0, 1, 2]"
@@ -67,8 +67,8 @@ def test_columns_take_the_type_that_holds_all(tmp_path: Path) -> None:
         {"cell": "c", "later": 7},
     ]
     path = tmp_path / "r.parquet"
-    results.save(path, lambda: rows, {"complete": True})
-    assert list(results.load(path)) == [
+    results.save_rows(path, lambda: rows, {"complete": True})
+    assert list(results.load_rows(path)) == [
         {"cell": "a", "n": 1, "x": 1.0, "mixed": "1", "none": None, "big": "1", "flag": True,
          "later": None},
         {"cell": "b", "n": 2, "x": 0.5, "mixed": "10%", "none": None, "big": str(1 << 70),
@@ -79,7 +79,7 @@ def test_columns_take_the_type_that_holds_all(tmp_path: Path) -> None:
     kinds = [str(field.type) for field in pq.read_schema(path)]
     assert kinds == ["string", "int64", "double", "string", "string", "string", "bool", "int64"]
     before = path.read_bytes()
-    results.save(path, lambda: results.load(path), {"complete": True})
+    results.save_rows(path, lambda: results.load_rows(path), {"complete": True})
     assert path.read_bytes() == before
 
 
@@ -96,7 +96,7 @@ def test_another_file_is_not_taken_for_results(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text("text")
     with pytest.raises(CrispError, match="x: is not a parquet file"):
-        list(results.load(path))
+        list(results.load_rows(path))
     pd.DataFrame({"a": [1]}).to_parquet(path)
     with pytest.raises(CrispError, match="x: was not written by crisp sweep"):
-        list(results.load(path))
+        list(results.load_rows(path))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from crisp.run.result import load_runs, save_runs
-from crisp.sim.sweep.results import row_of
-from crisp.sim.sweep.results import save as save_sweep
+from crisp.sim.sweep.results import run_row
+from crisp.sim.sweep.results import save_rows as save_sweep
 from tests.crisp.run.runs import sealed, whole
 from tests.sim.tuning.test_losses import losses, measured
 
@@ -78,7 +78,7 @@ def test_run_files_and_sweeps_stand_together(crisp: Callable, run: Path, tmp_pat
     (known,) = load_runs(run)
     other = sealed(replace(known, settings=known.settings | {"seed": 5}))
     results = tmp_path / "results.parquet"
-    save_sweep(results, lambda: iter([row_of(known), row_of(other)]), {})
+    save_sweep(results, lambda: iter([run_row(known), run_row(other)]), {})
     out = crisp("report", run, results).out
     assert out.splitlines()[1] == "2 runs, simulated: 1 policy at 1 budget"  # one of them is both
     assert [line.split()[2] for line in out.splitlines() if line.startswith("lru  ")] == ["0", "5"]

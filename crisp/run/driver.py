@@ -23,7 +23,9 @@ class Driver:
         self.task: Task | None = None  # whose piece is being computed
 
     def next_load(self) -> Load | None:
-        """Return the request that begins now; None: the link is busy, or there is none."""
+        """Return the request that begins now, for `crisp.hw.executor` to hand to the device; None:
+        the link is busy, or there is none.
+        """
         if self.load is not None or not self.scheduler.wants_link:
             return None
         self.load = self.scheduler.next_load()

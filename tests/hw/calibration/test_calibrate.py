@@ -182,7 +182,9 @@ def test_a_chain_takes_as_many_times_as_it_is_told() -> None:
 def test_a_layers_time_is_what_passes_between_two_events() -> None:
     """Combining two experts takes 1000 ns and 1000 a row here; time stands still beside it."""
     pytest.importorskip("torch")
-    options: Any = SimpleNamespace(open=lambda store, slots: TimedDevice())
+    options: Any = SimpleNamespace(
+        open=lambda store, slots: TimedDevice(), describe=lambda device: device.describe()
+    )
     times = measure_host_times(STORE, options)
     assert times.at == (1, 4, 16)
     assert [int(ns) for ns in times.ns] == [2_000, 5_000, 17_000]

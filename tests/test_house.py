@@ -6,18 +6,18 @@ import ast
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 MOST, LEAST = 14, 2  # modules in a folder
-MODULES = sorted(
-    path
-    for package in ("crisp", "sim", "hw")
-    for path in (ROOT / package).rglob("*.py")
-    if not {ROOT / "crisp" / "sim", ROOT / "crisp" / "hw"} & set(path.parents)
-)
+FOLDERS = [name for name in ("crisp", "sim", "hw") if (ROOT / name).is_dir()]
+MODULES = sorted(path for name in FOLDERS for path in (ROOT / name).rglob("*.py"))
 
 
 def test_sim_and_hw_are_the_folders_beside_crisp() -> None:
     """So the checkout, an editable install and a wheel share one import."""
+    if not (ROOT / "sim").exists():
+        pytest.skip("an unpacked source distribution has them as folders inside crisp")
     for name in ("sim", "hw"):
         link = ROOT / "crisp" / name
         assert link.is_symlink()

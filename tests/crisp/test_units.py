@@ -11,25 +11,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crisp.errors import CrispError
-from crisp.units import exact, parse_bytes, parse_rate, show_bytes
+from crisp.units import format_bytes, parse_bytes, parse_fraction, parse_rate
 
 DECIMALS = st.decimals(-1000, 1000, allow_nan=False, allow_infinity=False, places=6)
 
 
 @given(DECIMALS)
 def test_a_decimal_is_read_without_rounding(number: Decimal) -> None:
-    assert exact(f"{number:f}") == Fraction(number)
-    assert exact(f"{number:f}%") == Fraction(number) / 100
+    assert parse_fraction(f"{number:f}") == Fraction(number)
+    assert parse_fraction(f"{number:f}%") == Fraction(number) / 100
 
 
 def test_a_tenth_is_a_tenth_and_not_the_float_next_to_it() -> None:
-    assert exact(".1") * 10 == 1
-    assert exact("10%") == exact("0.10") == exact(" 1e-1 ") == Fraction(1, 10)
+    assert parse_fraction(".1") * 10 == 1
+    assert (
+        parse_fraction("10%")
+        == parse_fraction("0.10")
+        == parse_fraction(" 1e-1 ")
+        == Fraction(1, 10)
+    )
 
 
 def test_exact_numbers_pass_unchanged() -> None:
-    assert exact(3) == 3
-    assert exact(Fraction(1, 3)) == Fraction(1, 3)
+    assert parse_fraction(3) == 3
+    assert parse_fraction(Fraction(1, 3)) == Fraction(1, 3)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +42,7 @@ def test_exact_numbers_pass_unchanged() -> None:
 )
 def test_what_is_no_number_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(CrispError, match=r"^--budget: .* is not a number") as caught:
-        exact(text, "--budget")
+        parse_fraction(text, "--budget")
     assert "\n" not in str(caught.value)
 
 
@@ -72,7 +77,7 @@ def test_what_is_no_size_is_refused_in_one_line(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("parse", [exact, parse_bytes, parse_rate])
+@pytest.mark.parametrize("parse", [parse_fraction, parse_bytes, parse_rate])
 @pytest.mark.parametrize("text", ["9" * 5000, "1." + "0" * 5000 + "1", "9" * 5000 + "GB/s"])
 def test_thousands_of_digits_are_refused_in_one_line(parse: Callable, text: str) -> None:
     with pytest.raises(CrispError, match=r"^--budget: '.{20}…' is not a (number|size)") as caught:
@@ -99,4 +104,4 @@ def test_a_rate_is_a_byte_a_second_or_more() -> None:
     ],
 )
 def test_bytes_are_shown_in_three_figures(n_bytes: int, text: str) -> None:
-    assert show_bytes(n_bytes) == text
+    assert format_bytes(n_bytes) == text

@@ -441,7 +441,7 @@ def large(tmp_path: Path) -> Iterator[Path]:
 def test_a_model_of_3_gb_is_prepared_in_half_of_that_memory(large: Path, tmp_path: Path) -> None:
     out = tmp_path / "prepared"
     options = ["--layerwise", "--window", "64", "--tokens", "256"]
-    text = ["--text", str(ROOT / "docs" / "contract.md")]
+    text = ["--text", str(ROOT / "tests" / "data" / "texts" / "contract.md")]
     command = [sys.executable, "-m", "crisp", "prepare", str(large), *text, "--out", str(out)]
     peak = peak_anonymous([*command, *options], cwd=ROOT)
     assert 4e8 < peak < LIMIT  # less than that would be less than a layer: nothing was measured

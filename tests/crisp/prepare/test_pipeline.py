@@ -32,7 +32,10 @@ from crisp.profile.metadata import FILE, Metadata  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 TOKENIZER = ROOT / "traces" / "tiny-mixtral"
-TEXTS = [ROOT / "docs" / "contract.md", ROOT / "docs" / "traces.md"]
+TEXTS = [
+    ROOT / "tests" / "data" / "texts" / "contract.md",
+    ROOT / "tests" / "data" / "texts" / "traces.md",
+]
 ASKED = PreparationRequest(
     TEXTS, read_method("grouped(passes=2,least=4)"), NeuronOrder(), 128, tokens=1024, block=16
 )

@@ -35,7 +35,10 @@ def tiny() -> Iterator[LoadedModel]:
 
 @pytest.fixture(scope="module")
 def windows(tiny: LoadedModel) -> TokenWindows:
-    texts = [ROOT / "docs" / "contract.md", ROOT / "docs" / "traces.md"]
+    texts = [
+        ROOT / "tests" / "data" / "texts" / "contract.md",
+        ROOT / "tests" / "data" / "texts" / "traces.md",
+    ]
     return read_windows(tiny.tokenizer, texts, 64, limit=512)
 
 

@@ -25,7 +25,10 @@ def tiny() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def windows(tiny: LoadedModel) -> TokenWindows:
-    texts = [ROOT / "docs" / "contract.md", ROOT / "docs" / "traces.md"]
+    texts = [
+        ROOT / "tests" / "data" / "texts" / "contract.md",
+        ROOT / "tests" / "data" / "texts" / "traces.md",
+    ]
     return read_windows(tiny.tokenizer, texts, 24, 10, limit=120)
 
 

@@ -16,7 +16,7 @@ from tests.crisp.cli.conftest import Done
 
 ROOT = Path(__file__).parents[4]
 MODEL = ROOT / "traces" / "tiny-mixtral"
-TEXT = ROOT / "docs" / "contract.md"
+TEXT = ROOT / "tests" / "data" / "texts" / "contract.md"
 OPTIONS = ("--text", TEXT, "--window", 128, "--tokens", 1024, "--block", 16, "--roles", "local")
 
 Crisp = Callable[..., Done]
@@ -43,7 +43,7 @@ def test_a_model_is_prepared_simulated_and_refreshed(crisp: Crisp, tmp_path: Pat
     assert "50 decode rows (the first of 3,816)" in done.out  # nothing is set aside to be counted
 
     other = tmp_path / "new.safetensors"
-    text = ROOT / "docs" / "traces.md"
+    text = ROOT / "tests" / "data" / "texts" / "traces.md"
     done = crisp(
         "refresh", out, "--text", text, "--roles", "local", "--window", 128, "--out", other
     )

@@ -88,7 +88,7 @@ def read_method(text: str) -> RoleMethod:
 def spell_method(method: RoleMethod) -> str:
     """Return the spelling that `read_method` parses to ``method``.
 
-    >>> spell(read_method("grouped(16)"))
+    >>> spell_method(read_method("grouped(16)"))
     'grouped(passes=16,share=0.25,seed=0,least=16)'
     """
     return show(next(name for name, kind in ROLE_METHODS.items() if kind is type(method)), method)

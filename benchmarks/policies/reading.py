@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ from benchmarks.quality.study import Study
 from crisp.adapter import attach
 from crisp.files import atomic
 from crisp.policy import Budget, Policy
-from crisp.profile import Profile
-from crisp.profile.router_weights import QUANTILES, quantiles
 from crisp.quality import Scores, score_windows
 from crisp.quality.statistics import by_window, nll_increase
 from crisp.text_windows import TokenWindows
@@ -80,7 +78,7 @@ class Bench:
         self.tell, self.spec = tell, self.study.spec
         self.tuning = self.study.windows("calibration", KINDS.values(), TUNING)
         self.heldout = self.study.windows("heldout", KINDS.values(), HELDOUT)
-        self.profile = _profile(self.study)
+        self.profile = self.study.weighed
         self.study.arrange(self.study.orders)
 
     def read(self, policy: Policy, budget: str, windows: TokenWindows) -> Reading:
@@ -118,18 +116,6 @@ class Bench:
             "heldout_tokens": self.heldout.n_fed,
             "full_bytes": len(self.spec.moe_layers) * self.spec.top_k * self.spec.expert_bytes,
         }
-
-
-def _profile(study: Study) -> Profile:
-    """Return counts, contributions and weights of the calibration text; roles by router weight."""
-    counts = study.profile(study.sums)
-    spec = study.spec
-    weights = np.zeros((spec.n_layers, spec.n_experts, QUANTILES), np.float16)
-    sizes = np.zeros((spec.n_layers, spec.n_experts, spec.n_blocks), np.float32)
-    for layer, contributions in study.contributions(study.sums, study.orders).items():
-        weights[layer] = quantiles(study.sums.layers[layer].weighted)
-        sizes[layer] = contributions
-    return replace(counts, router_weights=weights, contributions=sizes)
 
 
 def _of_kind(scores: Scores, kind: int) -> Scores:

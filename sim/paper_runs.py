@@ -59,13 +59,13 @@ def gather(trace: str | None, progress: Progress = lambda done, total: None) -> 
     main_runs, bounding_runs = required_runs(rows), bound_runs()
     total, before = len(main_runs) + 2 * len(bounding_runs), 0
     evidence = []
-    for made, routing, runs in (
-        (_made(trace, whole), whole, main_runs),
+    for source, routing, runs in (
+        (_describe_routing(trace, whole), whole, main_runs),
         (_SKEWED, draw_trace(skewed=True), bounding_runs),
         (OTHER, RoutingTrace.load(resolve_trace(OTHER)), bounding_runs),
     ):
         advance = partial(_report_progress, progress, before, total)
-        evidence.append(_gather_on(trace, made, routing, runs, advance))
+        evidence.append(_gather_on(trace, source, routing, runs, advance))
         before += len(runs)
     return replace(evidence[0], skewed=evidence[1], other=evidence[2])
 
@@ -76,22 +76,25 @@ def _report_progress(progress: Progress, before: int, total: int, done: int) -> 
 
 def _gather_on(
     given: str | None,
-    made: str,
+    source: str,
     whole: RoutingTrace,
     runs: Sequence[RequiredRun],
     progress: Callable[[int], None],
 ) -> Evidence:
-    """Make all runs on one routing; made: where it comes from, in words."""
+    """Make all runs on one routing; source: where it comes from, in words."""
     spec, inputs = inputs_of(whole)
     metrics = {}
     for done, run in enumerate(runs):
         progress(done)
         metrics[run] = run_wanted(run, inputs, spec, hardware_profile(run.machine)).metrics
     progress(len(runs))
+    mo_prefetches = (
+        "the previous token's experts" if whole.guess is None else "what the router guesses"
+    )
     return Evidence(
         trace_name=given,
-        routing_source=made,
-        mo_prefetches="the previous token's experts" if whole.guess is None else "what the router guesses",
+        routing_source=source,
+        mo_prefetches=mo_prefetches,
         described=_described(whole),
         pairs=_pairs(whole),
         rows=inputs.trace.rows,
@@ -138,13 +141,13 @@ def _described(trace: RoutingTrace) -> Description:
 
 def _pairs(trace: RoutingTrace) -> tuple[float, ...]:
     counts = Profile.from_trace(trace)
-    known = [pair_shares(counts, layer) for layer in trace.moe_layers]
-    mean = np.mean([shares for shares in known if shares is not None], axis=0)
+    of_layers = [pair_shares(counts, layer) for layer in trace.moe_layers]
+    mean = np.mean([shares for shares in of_layers if shares is not None], axis=0)
     return tuple(float(share) for share in mean)
 
 
-def _made(trace: str | None, whole: RoutingTrace) -> str:
-    """Where the routing comes from, in words."""
+def _describe_routing(trace: str | None, whole: RoutingTrace) -> str:
+    """Say where the routing comes from."""
     if trace is None:
         return _DRAWN
     header = whole.header
@@ -152,7 +155,7 @@ def _made(trace: str | None, whole: RoutingTrace) -> str:
 
 
 def _costs(machine: HardwareProfile, spec: ModelSpec) -> PaperCosts:
-    """What an expert, loaded in one request, and the rest of a layer take, ms."""
+    """Return the times of an expert, loaded in one request, and of the rest of a layer, in ms."""
     cost = cost_model(machine, spec)
     return PaperCosts(
         cost.load(spec.expert_bytes) / 1e6,

@@ -75,7 +75,7 @@ def generate(
     from crisp.cli.output.progress import ReadingProgress, progress_share
     from crisp.cli.output.run_files import Outputs
     from crisp.cli.output.setup_lines import describe_run
-    from crisp.hw.model.generate import GeneratedText, check, empty_case
+    from crisp.hw.model.generate import GeneratedText, check_arguments, empty_case
     from crisp.hw.model.generate import generate as run
     from crisp.hw.model.resident import open_resident, same_geometry
     from crisp.hw.store.reader import Store
@@ -116,7 +116,7 @@ def generate(
     share.capacity(opened.spec, chosen.cache)  # raises CrispError
     prepared = _load_metadata(model, metadata, opened)
     counts = None if prepared is None else prepared[1].profile()
-    check(chosen, counts, machine, max_new_tokens)
+    check_arguments(chosen, counts, machine, max_new_tokens)
     case = empty_case(opened, chosen, share, counts, None, conditions)
     title = describe_run(case, f"{options}, experts from {store}")
     power = None if machine is None else machine.power

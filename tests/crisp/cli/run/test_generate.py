@@ -67,8 +67,8 @@ def test_it_is_written_again_for_its_joules(
 ) -> None:
     """10, 12 and 11 J are 11 ± 2.48."""
     fake = FakeMeter(5, 10, 5, 12, 5, 11)
-    monkeypatch.setattr(crisp.hw.telemetry, "meter_for", {"cpu": fake}.__getitem__)
-    monkeypatch.setattr(crisp.hw.telemetry.metering.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("crisp.hw.telemetry.meter_for", {"cpu": fake}.__getitem__)
+    monkeypatch.setattr("crisp.hw.telemetry.metering.time.sleep", lambda seconds: None)
     file = tmp_path / "r.json"
     done = crisp(*line(store, "--json", file, "--energy-within", "23%"))
     assert (done.code, done.err) == (0, "")

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import crisp.hw.telemetry
-import crisp.hw.telemetry.metering
 from crisp.run.compare import read_timeline_rows
 from crisp.run.result import load_runs, save_runs
 from crisp.run.timeline import STEP
@@ -51,8 +49,8 @@ def measured(replayed: Callable[..., Done], tmp_path: Path) -> Callable[..., Pat
 
 def metered(monkeypatch: pytest.MonkeyPatch, fake: FakeMeter) -> FakeMeter:
     """Let runs on the cpu have this meter, and no rest take time."""
-    monkeypatch.setattr(crisp.hw.telemetry, "meter_for", {"cpu": fake}.__getitem__)
-    monkeypatch.setattr(crisp.hw.telemetry.metering.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("crisp.hw.telemetry.meter_for", {"cpu": fake}.__getitem__)
+    monkeypatch.setattr("crisp.hw.telemetry.metering.time.sleep", lambda seconds: None)
     return fake
 
 

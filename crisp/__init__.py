@@ -51,7 +51,7 @@ _MODULES = {
     "load_setup": "crisp.run.setup",
     "save_runs": "crisp.run.result",
 }
-__all__ = [*_MODULES]  # noqa: PLE0604
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,14 +7,12 @@ looks a name up, and asks installed packages only for one that is not there.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
@@ -98,6 +96,8 @@ def load_entry_points() -> None:
 
     The target is a module, whose import registers names, or a function that does.
     """
+    from importlib import metadata  # slow to import, and seldom needed
+
     for point in metadata.entry_points(group=GROUP):
         try:
             target = point.load()
@@ -134,6 +134,8 @@ def _origin_of(source: Any) -> Origin:
             return Origin(Path(file.path).name, _sha256(file.text))
     if path is not None:
         return Origin(Path(path).name, _sha256(Path(path).read_bytes()))
+    import inspect  # slow to import, and seldom needed
+
     return Origin(source.__module__, _sha256(inspect.getsource(source).encode()))  # a notebook's
 
 

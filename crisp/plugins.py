@@ -45,11 +45,13 @@ def register_width(name: str) -> Callable[[type[W]], type[W]]:
     """Register a frozen dataclass as width ``name``; it inherits `WidthPolicy`."""
 
     def register(kind: type[W]) -> type[W]:
-        if not (issubclass(kind, WidthPolicy) and "__dataclass_fields__" in vars(kind)):
+        bases: tuple[type, ...] = kind.__mro__
+        if WidthPolicy not in bases or "__dataclass_fields__" not in vars(kind):
             raise CrispError(f"width {name}: expected a frozen dataclass that inherits WidthPolicy")
         if kind in WIDTHS.values():
             raise CrispError(f"width {name}: {kind.__name__} has a name already")
-        add_name(WIDTHS, name, kind, "width", kind)
+        build: Callable[..., WidthPolicy] = kind
+        add_name(WIDTHS, name, build, "width", kind)
         return kind
 
     return register

@@ -32,11 +32,11 @@ class Belady:
         self.blocks = 0
 
     def write(self, rows: Rows) -> None:
-        """The next rows of the timeline, of whole events."""
-        own = rows[rows[:, KIND] == COMPUTE]
-        entry = self._first_entry[own[:, LAYER_ID]] + own[:, EXPERT]
-        event, width = own[:, EVENT].copy(), own[:, FIRST] + own[:, BLOCKS]
-        if own[:, FIRST].any():  # a task in several pieces is a single use
+        """Take the next rows of the timeline, of whole events."""
+        computed = rows[rows[:, KIND] == COMPUTE]
+        entry = self._first_entry[computed[:, LAYER_ID]] + computed[:, EXPERT]
+        event, width = computed[:, EVENT].copy(), computed[:, FIRST] + computed[:, BLOCKS]
+        if computed[:, FIRST].any():  # a task in several pieces is a single use
             last = np.lexsort((width, entry, event))
             change = np.diff(event[last], append=-1) | np.diff(entry[last], append=-1)
             last = last[change != 0]
@@ -44,7 +44,7 @@ class Belady:
         self.add(event, entry, width)
 
     def add(self, event: Rows, entry: Rows, width: Rows) -> None:
-        """The next uses, see `fewest_loads`: [uses] each."""
+        """Take the next uses, see `fewest_loads`: [uses] each."""
         if self._compiled:
             self.blocks += _compiled()(*self._places, event, entry, width)
         else:

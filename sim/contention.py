@@ -19,7 +19,7 @@ _ROUNDING = 1e-6  # ns: what floating point may add to a whole number of ns
 
 
 class Activity:
-    """Something that occupies a stream and moves bytes."""
+    """An operation that occupies a stream and moves bytes."""
 
     __slots__ = ("demand", "done", "finish", "rate", "remaining", "stream")
 
@@ -37,7 +37,7 @@ SlowdownRule = Callable[[Sequence[Activity]], list[float]]
 
 
 def sharing(cost: CostModel, streams: Sequence[int]) -> SlowdownRule | None:
-    """How what runs on link and compute slows down under a cost model; None: it does not.
+    """Return how link and compute slow each other down under a cost model; None: they do not.
 
     streams: the numbers of link and compute.
     """
@@ -48,7 +48,7 @@ def sharing(cost: CostModel, streams: Sequence[int]) -> SlowdownRule | None:
 
 
 def fair(bytes_per_ns: float) -> SlowdownRule:
-    """Max-min fair shares of a bandwidth, by what each activity demands."""
+    """Return the rule of max-min fair shares of a bandwidth, by what each activity demands."""
     return lambda active: fair_rates([activity.demand for activity in active], bytes_per_ns)
 
 
@@ -107,7 +107,7 @@ class Shared:
 
 
 def fair_rates(demands: list[float], bandwidth: float) -> list[float]:
-    """Each demand's rate of progress, at most 1: max-min fair shares of the bandwidth.
+    """Return each demand's rate of progress, at most 1: max-min fair shares of a bandwidth.
 
     >>> fair_rates([60.0, 30.0], 100.0)
     [1.0, 1.0]

@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def cores() -> int:
-    """Of this machine, those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -43,7 +43,7 @@ def side_by_side(
     backend: str = BACKENDS[0],
     scheduler: str | None = None,
 ) -> Iterator[Iterator[R]]:
-    """Results as they come, in no order. Leaving the block stops what has not finished.
+    """Yield results as they come, in no order; leaving the block stops what has not finished.
 
     function and items go to other processes unless there is one job. scheduler: the cluster's
     address, where the backend is one.
@@ -109,7 +109,7 @@ def _dask(
     scheduler: str | None,
     stack: ExitStack,
 ) -> Iterator[R]:
-    """By dask's own client: joblib's backend waits for ever for a worker that was killed."""
+    """Use dask's own client: joblib's backend waits for ever for a worker that was killed."""
     distributed = _need("distributed", "dask distributed")
     try:
         client = stack.enter_context(distributed.Client(scheduler, timeout=_CONNECT))
@@ -118,7 +118,7 @@ def _dask(
     rest, finished = iter(items), distributed.as_completed()
 
     def hand_out() -> None:
-        """Two items for each core there is now."""
+        """Hand out two items for each core there is now."""
         missing = 2 * max(1, sum(client.ncores().values())) - finished.count()
         for item in islice(rest, max(0, missing)):
             finished.add(client.submit(function, item, pure=False))
@@ -138,7 +138,7 @@ def _ray(
     scheduler: str | None,
     stack: ExitStack,
 ) -> Iterator[R]:
-    """Ray's backend returns lists only: so many items at a time, each slice when all are done."""
+    """Use ray slice by slice: its backend returns lists only."""
     import joblib
 
     ray = _need("ray", "ray")
@@ -161,7 +161,7 @@ def _ray(
 
 
 def _need(module: str, packages: str) -> Any:
-    """A module of a cluster's backend; CrispError where it is not installed."""
+    """Import a module of a cluster's backend; CrispError where it is not installed."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -25,7 +25,7 @@ _STARTS, _CHOICES = 2, 3  # SimPy priorities: both after all that ends at the sa
 
 
 class Instant(SimEvent):
-    """Fires now, after everything of a stronger priority that happens now."""
+    """An event that fires now, after everything of a stronger priority that happens now."""
 
     def __init__(self, env: Any, priority: int) -> None:
         super().__init__(env)
@@ -170,7 +170,7 @@ class SimulatedStreams:
         yield env.timeout(now - env.now)
 
     def _occupy(self, now: int, ns: int, traffic: int) -> SimEvent:
-        """Compute works from ``now`` on for ``ns``, or longer if the link slows it down."""
+        """Occupy compute from ``now`` on for ``ns``, or longer if the link slows it down."""
         if self._shared is not None:
             done: SimEvent = self._env.event()
             self._shared.occupy(_COMPUTE, ns, traffic, done)

@@ -37,7 +37,7 @@ from crisp.units import format_bytes, parse_bytes, parse_fraction
 
 
 def kept_blocks(missing: int, free: int, evictable: int, whole: bool) -> int:
-    """How many of a load's missing blocks enter the budget; the rest is transient.
+    """Return how many of a load's missing blocks enter the budget; the rest is transient.
 
     ``whole`` (unit expert): all or none. Otherwise (unit block) the prefix that fits.
     """
@@ -106,7 +106,7 @@ UNITS = ("expert", "block")
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache policy: its rule, the scope it chooses within, and the unit it moves."""
+    """A cache policy by name, with the scope it chooses within and the unit it moves."""
 
     name: str
     scope: str = "layer"
@@ -148,7 +148,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """``10%``, ``0.1``, ``4GB`` or ``512MiB``; CrispError if unreadable, 0, or above 100 %."""
+        """Read ``10%``, ``.1``, ``4GB`` or ``512MiB``; CrispError if it is none of these or 0."""
         text = text.strip()
         what = f"budget '{text}'"
         if text[-1:].isalpha():
@@ -162,7 +162,7 @@ class Budget:
         return budget
 
     def capacity(self, spec: ModelSpec, cache: Cache) -> list[int]:
-        """Blocks each part of the cache may hold: one number a MoE layer, or one for all.
+        """Return the blocks that each part may hold: one number a MoE layer, or one for all.
 
         Floored to whole units; scope ``layer`` gives the remainder to the first layers.
         """
@@ -186,7 +186,7 @@ class Budget:
 
 
 def static_residents(spec: ModelSpec, profile: Profile, cache: Cache, room: Array) -> list[int]:
-    """Blocks of each entry that a static cache holds: the profile's most frequent experts.
+    """Return the blocks of each entry in a static cache of the profile's most frequent experts.
 
     room: blocks per part, as `Budget.capacity` gives them. Full width, in falling order of count
     (ties: lowest layer, then id); at unit block the last one holds the prefix that still fits.
@@ -196,14 +196,14 @@ def static_residents(spec: ModelSpec, profile: Profile, cache: Cache, room: Arra
     residents: list[int] = []
     for part, free in zip(parts, room, strict=True):
         by_count = np.argsort(-part, kind="stable")
-        held = np.zeros(len(part), np.int64)
-        held[by_count] = np.clip(free - np.arange(len(part)) * spec.n_blocks, 0, spec.n_blocks)
-        residents += held.tolist()
+        resident = np.zeros(len(part), np.int64)  # [entries of the part]
+        resident[by_count] = np.clip(free - np.arange(len(part)) * spec.n_blocks, 0, spec.n_blocks)
+        residents += resident.tolist()
     return residents
 
 
 def expert_tiers(spec: ModelSpec, profile: Profile) -> list[int]:
-    """How warm each entry is: 2 HOT, 1 WARM, 0 COLD, by its frequency among its layer's experts.
+    """Return each entry's tier by its frequency in its layer: 2 HOT, 1 WARM, 0 COLD.
 
     The paper's rule for combinations (3.3.1) with its cuts: HOT while the share of activations of
     the more frequent experts (ties: lowest id) is below .6, WARM while below .9.

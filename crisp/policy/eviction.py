@@ -1,4 +1,4 @@
-"""Eviction: who must go, and what a cache notes about its entries to know.
+"""Eviction rules: which entry must go, and what a cache notes about its entries for that.
 
 Plain functions over arrays indexed by entry (MoE layer x expert), so that numba can compile them.
 A victim rule looks at two arrays and takes the smallest; what stands in them makes the policy.
@@ -23,7 +23,7 @@ CURRENT = 1 << 20  # added to the layer of an entry used in this forward pass: a
 def lru_victim(
     resident: Array, protected: Array, last: Array, count: Array, low: int, high: int
 ) -> int:
-    """The resident, unprotected entry in [low, high) used least recently; ties: the lowest."""
+    """Return the resident, unprotected entry in [low, high) used longest ago; ties: the lowest."""
     best = -1
     for entry in range(low, high):
         if resident[entry] > 0 and protected[entry] == 0 and (best < 0 or last[entry] < last[best]):
@@ -34,7 +34,7 @@ def lru_victim(
 def lfu_victim(
     resident: Array, protected: Array, last: Array, count: Array, low: int, high: int
 ) -> int:
-    """The one used in the fewest events; ties: least recently, then the lowest."""
+    """Return the one used in the fewest events; ties: least recently, then the lowest."""
     best, least = -1, (0, 0)
     for entry in range(low, high):
         if resident[entry] > 0 and protected[entry] == 0:
@@ -47,7 +47,7 @@ def lfu_victim(
 def lfru_victim(
     resident: Array, protected: Array, last: Array, count: Array, low: int, high: int
 ) -> int:
-    """The one with the fewest uses for its age; ties: least recently, then the lowest.
+    """Return the one with the fewest uses for its age; ties: least recently, then the lowest.
 
     Age is counted in events, from its last use to the latest use of any entry in [low, high); so it
     does not matter how many layers there are beside.
@@ -61,9 +61,9 @@ def lfru_victim(
             if best < 0:
                 best = entry
             else:  # count / age, compared exactly
-                own = count[entry] * (now - last[best])
-                least = count[best] * (now - last[entry])
-                if own < least or (own == least and last[entry] < last[best]):
+                use = count[entry] * (now - last[best])
+                best_use = count[best] * (now - last[entry])
+                if use < best_use or (use == best_use and last[entry] < last[best]):
                     best = entry
     return best
 
@@ -71,7 +71,7 @@ def lfru_victim(
 def suffix_lru_victim(
     resident: Array, protected: Array, last: Array, count: Array, low: int, high: int
 ) -> int:
-    """The one with the most blocks; ties: least recently used, then the lowest."""
+    """Return the one with the most blocks; ties: least recently used, then the lowest."""
     best, least = -1, (0, 0)
     for entry in range(low, high):
         if resident[entry] > 0 and protected[entry] == 0:
@@ -84,7 +84,7 @@ def suffix_lru_victim(
 def suffix_lfu_victim(
     resident: Array, protected: Array, last: Array, count: Array, low: int, high: int
 ) -> int:
-    """The one with the most blocks; ties: fewest events, then least recently, then the lowest."""
+    """Return the one with the most blocks; ties: fewest events, least recently, the lowest."""
     best, least = -1, (0, 0, 0)
     for entry in range(low, high):
         if resident[entry] > 0 and protected[entry] == 0:
@@ -109,17 +109,17 @@ def count_use(
     high: int,
     room: int,
 ) -> None:
-    """One more use; `count_from_here` begins anew when the entry comes back."""
+    """Count one more use; `count_from_here` begins anew when the entry comes back."""
     mark[entry] += 1
 
 
 def count_from_here(mark: Marks, stamp: Marks, last: Array, entry: int, event: int) -> None:
-    """Uses while in the cache: the event that brings an entry counts if it asks for it."""
+    """Count uses from now on; the event that brings an entry counts if it asks for it."""
     mark[entry] = 1 if last[entry] == event else 0
 
 
 def stamp_entry(mark: Marks, stamp: Marks, last: Array, entry: int, event: int) -> None:
-    """First in, first out: the event in which the entry came."""
+    """Note the event in which the entry came, for first in, first out."""
     stamp[entry] = event
 
 
@@ -133,7 +133,7 @@ def use_current(
     high: int,
     room: int,
 ) -> None:
-    """Used in this forward pass (each entry is, once at most)."""
+    """Mark the entry as used in this forward pass (each is, once at most)."""
     mark[entry] += CURRENT
 
 
@@ -147,7 +147,7 @@ def promote(
     high: int,
     room: int,
 ) -> None:
-    """Segmented LRU: an entry that is used again is protected (mark 1), as one used just now.
+    """Move an entry that is used again to the protected segment of a segmented LRU (mark 1).
 
     The protected segment takes half of the room. What is above it goes back, least recent first
     (ties: the lowest), to the recent end of the other segment.
@@ -168,5 +168,5 @@ def promote(
 
 
 def on_probation(mark: Marks, stamp: Marks, last: Array, entry: int, event: int) -> None:
-    """Segmented LRU: what comes is not protected."""
+    """Put an entry that comes into the other segment of a segmented LRU (mark 0)."""
     mark[entry], stamp[entry] = 0, event

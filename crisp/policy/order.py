@@ -18,17 +18,17 @@ _PRIME, _FACTOR = 2**31 - 1, 48271  # Lehmer's generator: products stay within 6
 
 
 def widest_first(width: int, load_ns: int, compute_ns: int, random_key: int) -> Key:
-    """By requested width, the widest first: Algorithm 1 of the paper."""
+    """Rank by requested width, the widest first: Algorithm 1 of the paper."""
     return -width, 0
 
 
 def narrowest_first(width: int, load_ns: int, compute_ns: int, random_key: int) -> Key:
-    """By requested width, the narrowest first: the shortest processing time first (Smith, 1956)."""
+    """Rank by requested width, the narrowest first: shortest processing time (Smith, 1956)."""
     return width, 0
 
 
 def resident_first(width: int, missing: int, compute_ns: int, random_key: int) -> Key:
-    """What is all here before what has to be loaded, as on HybriMoE's GPU (Zhong et al., 2025).
+    """Rank what is all here before what must be loaded, as HybriMoE (Zhong et al., 2025) does.
 
     There the experts with most tokens come first among equals; here those that appear first.
     """
@@ -36,7 +36,7 @@ def resident_first(width: int, missing: int, compute_ns: int, random_key: int) -
 
 
 def johnson(width: int, load_ns: int, compute_ns: int, random_key: int) -> Key:
-    """Johnson's rule for the two-machine flow shop (1954): the shortest makespan of one event.
+    """Rank by Johnson's rule for the two-machine flow shop (1954): the event's least makespan.
 
     Tasks whose load is shorter than their computation come first, by load; then the others, the
     longest computation first.
@@ -47,7 +47,7 @@ def johnson(width: int, load_ns: int, compute_ns: int, random_key: int) -> Key:
 
 
 def by_random_key(width: int, load_ns: int, compute_ns: int, random_key: int) -> Key:
-    """By a number drawn for the task."""
+    """Rank by a number drawn for the task."""
     return random_key, 0
 
 

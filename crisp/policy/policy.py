@@ -17,7 +17,7 @@ from crisp.policy.widths.names import WIDTHS
 
 @dataclass(frozen=True)
 class Policy:
-    """Everything that is decided while a model runs, in one object for whatever runs it."""
+    """All decisions of a run: width, order, cache and prefetcher in one frozen object."""
 
     name: str
     width: WidthPolicy
@@ -149,9 +149,9 @@ def named(
     order = parts.order if order is None else order
     cache = parts.cache if cache is None else cache
     unit = parts.unit if unit is None else unit
-    for value, known, what in ((scope, SCOPES, "scope"), (unit, UNITS, "unit")):
-        if value not in known:
-            raise unknown_name(value, known, what)
+    for value, names, what in ((scope, SCOPES, "scope"), (unit, UNITS, "unit")):
+        if value not in names:
+            raise unknown_name(value, names, what)
     if prefetch is None:
         prefetch = parts.prefetch
         if not has_guess and Prefetch(prefetch).source == ROUTER:

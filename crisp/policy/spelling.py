@@ -1,4 +1,4 @@
-"""How policies are spelled: ``name`` or ``name(value, key=value)``, numbers read exactly."""
+"""The spelling of rules: ``name`` or ``name(value, key=value)``, numbers read exactly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CALL = re.compile(r"\s*([a-z_][a-z0-9_-]*)\s*(?:\((.*)\))?\s*", re.S)
 
 
 def build(text: str, known: Mapping[str, Callable[..., T]], what: str) -> T:
-    """The object that ``text`` names: its class from ``known``, its arguments as exact numbers.
+    """Build the object that ``text`` names: a class of ``known`` with exact numbers.
 
     Raises CrispError for an unknown name or parameter, an unreadable value, or what the class
     itself refuses.
@@ -44,7 +44,7 @@ def build(text: str, known: Mapping[str, Callable[..., T]], what: str) -> T:
 
 
 def show(name: str, policy: Any) -> str:
-    """The spelling that gives ``policy`` back, with every parameter.
+    """Return the spelling that gives ``policy`` back, with every parameter.
 
     >>> from crisp.policy.widths.base import Tiered
     >>> show("tiered", Tiered())
@@ -55,7 +55,7 @@ def show(name: str, policy: Any) -> str:
 
 
 def decimal(value: Fraction | int) -> str:
-    """A fraction as a short exact decimal (it was read from one).
+    """Return a fraction as a short exact decimal (it was read from one).
 
     >>> decimal(Fraction(1, 2)), decimal(Fraction(3)), decimal(Fraction(17, 4))
     ('0.5', '3', '4.25')

@@ -24,7 +24,7 @@ _SPARE = 64  # moments, at least, from one time that they are numbered anew to t
 
 
 class Places(NamedTuple):
-    """What is known between two events. An entry is one expert of one MoE layer.
+    """The state between two events. An entry is one expert of one MoE layer.
 
     Every part of the budget counts its own moments: 0 is before its first event, and each of its
     events takes place at another one. The blocks of an entry that were used last at one moment are
@@ -41,13 +41,13 @@ class Places(NamedTuple):
     part: Marks  # [1, entries]: which it belongs to
 
     def arrays(self) -> Places:
-        """The same as arrays, for a compiled function."""
-        made: list[Any] = [np.array(rows, np.int32) for rows in self]
-        return Places(*made)
+        """Return the same as arrays, for a compiled function."""
+        arrays: list[Any] = [np.array(rows, np.int32) for rows in self]
+        return Places(*arrays)
 
 
 def places(capacity: Sequence[int], initial: Sequence[int], blocks: int) -> Places:
-    """Nothing has happened. capacity: blocks of each part; initial: of each entry, from the start.
+    """Return the state before any event; capacity [parts], initial [entries]: blocks.
 
     blocks: of an expert.
     """
@@ -68,7 +68,7 @@ def fewest_loads(
     runs: Marks, since: Marks, upto: Marks, free: Marks, before: Marks, moment: Marks,
     part_of_entry: Marks, event: Sequence[int], entry: Sequence[int], width: Sequence[int],
 ) -> int:  # fmt: skip
-    """Blocks that had to be loaded for the next uses; the first seven are `Places`.
+    """Return the blocks that had to be loaded for the next uses; first come the `Places`.
 
     A use is of the first ``width`` blocks of an entry in an event; all uses of an event stand
     together.
@@ -79,11 +79,11 @@ def fewest_loads(
     now = begun = -1
     places, latest = free[0], before[0]
     for use in range(len(event)):
-        own, wide = entry[use], width[use]
+        one, wide = entry[use], width[use]
         if wide == 0:
             continue
         if begun != event[use]:
-            begun, part = event[use], part_of[own]
+            begun, part = event[use], part_of[one]
             places, latest, now = free[part], before[part], moments[part]
             latest[now] = now - (places[now] == 0)
             now += 1
@@ -101,35 +101,35 @@ def fewest_loads(
                 for kept in range(now):
                     latest[kept] = kept
             places[now], latest[now], moments[part] = 0, now, now
-        own_since, own_upto, count = since[own], upto[own], n_runs[own]
+        one_since, one_upto, count = since[one], upto[one], n_runs[one]
         block = run = 0
         while block < wide and run < count:
-            asked, at = min(wide, own_upto[run]) - block, own_since[run]
-            block += asked
-            while asked > 0:
+            needed, at = min(wide, one_upto[run]) - block, one_since[run]
+            block += needed
+            while needed > 0:
                 while at >= 0 and latest[at] != at:
                     if latest[at] >= 0:
                         latest[at] = latest[latest[at]]
                     at = latest[at]
                 if at < 0:
                     break
-                taken = min(asked, places[at])
+                taken = min(needed, places[at])
                 places[at] -= taken
                 places[now] += taken
-                asked -= taken
+                needed -= taken
                 if places[at] == 0:
                     latest[at] = at - 1
-            missing += asked
-            if own_upto[run] <= wide:
+            missing += needed
+            if one_upto[run] <= wide:
                 run += 1
         missing += wide - block
         # the runs before `run` become one, of now
         if run == 0:
             for other in range(count, 0, -1):
-                own_since[other], own_upto[other] = own_since[other - 1], own_upto[other - 1]
+                one_since[other], one_upto[other] = one_since[other - 1], one_upto[other - 1]
         elif run > 1:
             for other in range(run, count):
                 place = other - run + 1
-                own_since[place], own_upto[place] = own_since[other], own_upto[other]
-        own_since[0], own_upto[0], n_runs[own] = now, wide, count - run + 1
+                one_since[place], one_upto[place] = one_since[other], one_upto[other]
+        one_since[0], one_upto[0], n_runs[one] = now, wide, count - run + 1
     return missing

@@ -1,4 +1,4 @@
-"""Foresight: the cache of an oracle, which knows every task to come. A bound, not a policy to use.
+"""The cache of an oracle, which knows every task to come. A bound, not a policy to use.
 
 When an event ends it keeps, of all blocks that were resident or just used, those that are asked for
 soonest: a block used now may stay although it passed through the staging buffer, and an expert of
@@ -27,28 +27,28 @@ Events = npt.NDArray[np.int32]
 
 
 class Future(NamedTuple):
-    """The tasks of all events, one event after the other, by first appearance."""
+    """All tasks of a run, one event after the other, by first appearance."""
 
     first: list[int]  # [events + 1]: where each event's tasks begin
     experts: npt.NDArray[np.int32]  # [tasks]
     following: Events  # [tasks, blocks]: the next event that asks for each block, or NEVER
 
     def tasks(self, event: int) -> list[int]:
-        """The experts of an event; of none after the last."""
+        """Return the experts of an event, in their order; none after the last event."""
         if event + 1 >= len(self.first):
             return []
-        found: list[int] = self.experts[self.first[event] : self.first[event + 1]].tolist()
-        return found
+        experts: list[int] = self.experts[self.first[event] : self.first[event + 1]].tolist()
+        return experts
 
 
 def look_ahead(spec: ModelSpec, events: Iterable[tuple[int, Sequence[Task]]]) -> Future:
-    """The future of a run: (layer, tasks) of every event. It takes 4 bytes a block of each task."""
+    """Return the future of a run from (layer, tasks) of every event; 4 bytes a block of a task."""
     rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
     first, experts, entries, widths = [0], [], [], []
     for layer, tasks in events:
-        own = [task.expert for task in tasks]
-        experts += own
-        entries += [rows[layer] * spec.n_experts + expert for expert in own]
+        event_experts = [task.expert for task in tasks]
+        experts += event_experts
+        entries += [rows[layer] * spec.n_experts + expert for expert in event_experts]
         widths += [task.width for task in tasks]
         first.append(len(experts))
     following = np.empty((len(experts), spec.n_blocks), np.int32)
@@ -62,7 +62,7 @@ def look_ahead(spec: ModelSpec, events: Iterable[tuple[int, Sequence[Task]]]) ->
 
 
 def soonest(here: Ints, soon: Events, room: int, whole: bool) -> Ints:
-    """The rule: how many leading blocks of each expert to keep, [experts], ``room`` in all.
+    """Return how many leading blocks of each expert to keep, [experts], ``room`` in all.
 
     here [experts]: leading blocks that could be kept; soon [experts, blocks]: the next event that
     asks for each, rising. whole: all of an expert or nothing, by its first block, and what does not
@@ -101,7 +101,7 @@ class BeladyResidency(Residency):
         self._kept = [0] * spec.n_routed  # when the event has ended
 
     def plan(self, event: int, part: int, entries: Sequence[int], widths: Sequence[int]) -> None:
-        """An event has begun that asks for ``widths`` of ``entries``: decide what will stay."""
+        """Decide what will stay after an event that asks for ``widths`` of ``entries``."""
         first = self._future.first
         self._soon[entries] = self._future.following[first[event] : first[event + 1]]
         low, high = self._bounds[part]
@@ -116,18 +116,18 @@ class BeladyResidency(Residency):
         self._kept[low:high] = kept.tolist()
 
     def wanted(self, entry: int, issued: int) -> int:
-        """How many more blocks than ``issued`` will stay."""
+        """Return how many more blocks than ``issued`` will stay."""
         return max(0, self._kept[entry] - issued)
 
     def admissible(self, part: int, missing: int) -> int:
-        """How many of them can enter the budget before the event has ended."""
+        """Return how many of ``missing`` blocks can enter the budget before the event has ended."""
         low, high = self._bounds[part]
         leaving = sum(self._leaving(entry) for entry in range(low, high))
         fits = self.capacity[part] - self.used[part] + leaving
         return missing if missing <= fits else 0 if self._whole else fits
 
     def commit(self, part: int) -> None:
-        """The event has ended: what was decided is so."""
+        """Make what was decided so: the event has ended."""
         low, high = self._bounds[part]
         changed = sum(self._kept[low:high]) - self.used[part]
         self.resident[low:high] = self._kept[low:high]

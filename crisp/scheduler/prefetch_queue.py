@@ -1,4 +1,4 @@
-"""Lookahead: single blocks of predicted experts, loaded while the link has nothing urgent to do.
+"""The prefetch queue: blocks of predicted experts, loaded while the link has nothing urgent.
 
 Predictions are for the next MoE layer. The predicted experts are protected until that layer's event
 starts: none of them is evicted for another. What the budget cannot take waits in a staging buffer
@@ -15,7 +15,7 @@ from crisp.scheduler.tasks import Fetch
 
 
 class ClaimedBlocks(NamedTuple):
-    """What an event finds of an expert that it asks for."""
+    """The blocks of an expert that are there, or coming, when its event asks for it."""
 
     here: int  # leading blocks on the device
     staged: int  # blocks asked for that wait in staging, the late one included: now the event's
@@ -23,7 +23,7 @@ class ClaimedBlocks(NamedTuple):
 
 
 class PrefetchQueue:
-    """What to fetch next, and what became of it."""
+    """The blocks to fetch next, and what became of those that were."""
 
     def __init__(self, store: Residency, n_experts: int, n_blocks: int) -> None:
         self._store = store
@@ -37,7 +37,7 @@ class PrefetchQueue:
         self.useful = self.late = self.wasted = 0  # blocks
 
     def predict(self, row: int, experts: Sequence[int]) -> None:
-        """Fetch for the next event, of MoE layer ``row``; what was not issued before is dropped."""
+        """Queue the experts of the next event, of MoE layer ``row``; drop what was not issued."""
         self._row, self._part = row, self._store.part_of_row[row]
         self._predicted = experts
         for expert in experts:
@@ -54,13 +54,13 @@ class PrefetchQueue:
         return None
 
     def landed(self, load: Fetch) -> None:
-        """The block in flight has arrived."""
+        """Take note that the block in flight has arrived."""
         self._flight = None
         if load.unwanted:
             self._free += 1
 
     def claim(self, entry: int, width: int) -> ClaimedBlocks:
-        """The predicted event asks for the first ``width`` blocks of ``entry``."""
+        """Claim the first ``width`` blocks of ``entry`` for the predicted event."""
         low = self._store.resident[entry]
         staged = self._staged.pop(entry, 0)
         issued = low + staged
@@ -78,7 +78,7 @@ class PrefetchQueue:
         return ClaimedBlocks(here, taken, late)
 
     def drop_rest(self) -> None:
-        """The predicted event has claimed what it asks for; the rest was fetched in vain."""
+        """Drop what the predicted event has not claimed: it was fetched in vain."""
         base = self._row * self._experts
         predicted = [base + expert for expert in self._predicted]
         self._store.release(predicted, self._part, PREDICTED)
@@ -89,7 +89,7 @@ class PrefetchQueue:
         self._staged.clear()
 
     def give_back(self, blocks: int) -> None:
-        """Claimed staging blocks have been used by every row."""
+        """Free claimed staging blocks, which every row has used."""
         self._free += blocks
 
     def _issue(self, entry: int, first: int) -> Fetch | None:
@@ -111,7 +111,7 @@ class PrefetchQueue:
         return self._flight
 
     def _in_flight(self, entry: int) -> Fetch | None:
-        """The block of this entry that is on its way to a place where it is wanted."""
+        """Return the block of this entry that is in flight and wanted, if there is one."""
         flight = self._flight
         return flight if flight and flight.entry == entry and not flight.unwanted else None
 

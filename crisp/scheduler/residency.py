@@ -1,4 +1,4 @@
-"""Residency: which blocks of which experts are on the device within the budget, and who must go.
+"""Residency: which blocks are on the device within the budget, and which must go.
 
 An *entry* is one expert of one MoE layer, numbered layer by layer. It holds a prefix of blocks. The
 budget has *parts*: one a layer (scope layer) or a single one (scope global).
@@ -69,7 +69,7 @@ class Residency:
         self.landed = sum(self.used)  # blocks of the budget that are there, not on their way
 
     def use(self, entry: int, part: int, event: int) -> int:
-        """An event asks for an entry: protected until released, and recent. Returns its blocks."""
+        """Protect an entry that an event asks for, and note the use; return its blocks."""
         blocks = self.resident[entry]
         if not self.protected[entry]:
             self.locked[part] += blocks
@@ -84,7 +84,7 @@ class Residency:
         return blocks
 
     def begin(self, event: int, row: int) -> None:
-        """An event of MoE layer ``row`` begins; with the first layer a forward pass does."""
+        """Begin an event of MoE layer ``row``; with the first layer a forward pass begins."""
         self._event = event
         if self._rule.by_pass and row == 0:
             self.mark[:] = self._layers
@@ -103,7 +103,7 @@ class Residency:
                 self.locked[part] -= self.resident[entry]
 
     def admissible(self, part: int, missing: int) -> int:
-        """How many of ``missing`` blocks could enter this part of the budget now."""
+        """Return how many of ``missing`` blocks could enter this part of the budget now."""
         if self._victim is None:
             return 0
         used = self.used[part]

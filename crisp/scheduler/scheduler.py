@@ -30,7 +30,7 @@ STAGING_EXPERTS = 2  # full experts that transient loads may occupy, apart from 
 
 
 class EventScheduler:
-    """Decides loads, computations, evictions and prefetches, one event after the other."""
+    """The decisions of a run: loads, computations, evictions and prefetches, event by event."""
 
     def __init__(
         self,
@@ -105,7 +105,9 @@ class EventScheduler:
         self._queue(tasks if self._rule.key is None else self._ranked(tasks))
 
     def next_load(self) -> Load | None:
-        """Issue the next request; the link must be free. None: nothing may be loaded now."""
+        """Issue the next request, for the link that a simulator or `crisp.run.driver.Driver` runs;
+        the link must be free. None: nothing may be loaded now.
+        """
         if self._next == len(self._pending):
             load = self.ahead.next() if self.ahead is not None else None
             self.blocks_loaded += load is not None
@@ -129,7 +131,7 @@ class EventScheduler:
         return Load(self._row, task.expert, first, blocks, evicted, task)
 
     def loaded(self, load: Load) -> None:
-        """A request has arrived."""
+        """Take note that a request has arrived."""
         if isinstance(load, Fetch) and self.ahead is not None:
             self.ahead.landed(load)
             self.residency.landed += not load.staged
@@ -159,7 +161,7 @@ class EventScheduler:
         return task
 
     def computed(self, task: Task) -> None:
-        """Its piece has ended: staging blocks are free, and perhaps the event is over."""
+        """Take note that a task's piece has ended: staging is free, and perhaps the event over."""
         last = task.started
         if task.staged or 0 <= task.transient < last:
             self._free_staging(task, task.ended, last)
@@ -256,7 +258,7 @@ class EventScheduler:
         return [tasks[place] for place in sorted(range(len(tasks)), key=keys.__getitem__)]
 
     def _times(self, task: Task, missing: int) -> tuple[int, int]:
-        """What its missing blocks take to load, and all of it to compute, by the cost model."""
+        """Return (ns to load the missing blocks, ns to compute all of it), by the cost model."""
         assert self._cost is not None
         load_ns = self._cost.load(missing * self._block_bytes) if missing else 0
         neurons = task.neurons(0, task.width, self._upto)

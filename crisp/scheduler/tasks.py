@@ -1,4 +1,4 @@
-"""What an event consists of: tasks, and the loads that bring their blocks."""
+"""Tasks of an event, and the loads that bring their blocks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Task:
         self.transient = -1
 
     def neurons(self, first: int, last: int, upto: Sequence[int]) -> int:
-        """Neurons of blocks [first, last), summed over rows; upto[b]: neurons of b whole blocks."""
+        """Return neurons of blocks [first, last) over all rows; upto[b]: of b whole blocks."""
         widths = self.widths
         if len(widths) == 1:
             return upto[last] - upto[first]

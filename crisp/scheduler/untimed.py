@@ -22,7 +22,7 @@ class Replay:
     """
 
     def __init__(self, spec: ModelSpec, policy: Policy, budget: Budget, profile: Profile) -> None:
-        """Raises CrispError for a policy whose residency depends on time."""
+        """Begin; CrispError for a policy whose residency depends on time."""
         if policy.prefetch.active:
             raise CrispError(
                 f"policy {policy.name}: what prefetch {policy.prefetch.name} has brought depends "
@@ -42,12 +42,12 @@ class Replay:
         self._n = spec.n_experts
 
     def resident(self, layer: int) -> list[int]:
-        """Blocks of each expert of a layer that are on the device now."""
+        """Return the blocks of each expert of a layer that are on the device now: [experts]."""
         start = self._rows[layer] * self._n
         return self.scheduler.residency.resident[start : start + self._n]
 
     def run(self, layer: int, tasks: list[Task]) -> None:
-        """One event from beginning to end."""
+        """Run one event from beginning to end."""
         scheduler = self.scheduler
         scheduler.start(layer, tasks)
         while not scheduler.done:

@@ -58,7 +58,7 @@ def split(trace: RoutingTrace) -> tuple[RoutingTrace, RoutingTrace, str]:
 
 
 def chosen_rows(trace: RoutingTrace, phase: str, limit: int | None) -> npt.NDArray[np.int64]:
-    """The first ``limit`` rows of ``phase`` (decode, prefill or all); CrispError if none."""
+    """Return the first ``limit`` rows of ``phase`` (decode, prefill or all); CrispError if none."""
     if phase == "all":
         rows = np.arange(trace.rows)[:limit]
     else:
@@ -71,7 +71,7 @@ def chosen_rows(trace: RoutingTrace, phase: str, limit: int | None) -> npt.NDArr
 def plan(
     trace: RoutingTrace, rows: npt.NDArray[np.int64], batch: int, chunk: int
 ) -> Iterator[Step]:
-    """The steps that execute ``rows`` (rising) of the trace.
+    """Yield the steps that execute ``rows`` (rising) of the trace.
 
     Decode: ``batch`` slots; a step takes one token of each active sequence, and a finished one's
     slot takes the next sequence in order, whose prompt runs first, in chunks of ``chunk`` rows.
@@ -84,10 +84,10 @@ def plan(
     while True:
         for slot in range(batch):
             if waiting and not prompts[slot] and not slots[slot]:
-                own = waiting.pop()
-                decode = trace.phase[own] == DECODE
-                prompts[slot] = own[~decode].tolist()
-                slots[slot] = own[decode][::-1].tolist()
+                rows_of_sequence = waiting.pop()
+                decode = trace.phase[rows_of_sequence] == DECODE
+                prompts[slot] = rows_of_sequence[~decode].tolist()
+                slots[slot] = rows_of_sequence[decode][::-1].tolist()
         if any(prompts):
             first = min(filter(None, prompts))  # of the sequence that came first
             yield from _chunks(first, chunk, _ends_here(trace, first[-1]))
@@ -103,7 +103,7 @@ def plan(
 
 
 def _ends_here(trace: RoutingTrace, row: int) -> bool:
-    """Whether the prompt that ``row`` belongs to ends with it: a limit may have cut it."""
+    """Return whether the prompt of ``row`` ends with it: a limit may have cut it."""
     if row + 1 == trace.rows or trace.phase[row + 1] == DECODE:
         return True
     return bool(trace.sequence[row + 1] != trace.sequence[row])
@@ -141,7 +141,7 @@ class Workload:
         return not self._at_once
 
     def events(self, steps: Iterable[Step]) -> Iterator[Event]:
-        """All events in order; routing is looked up for many steps at once."""
+        """Yield all events in order; routing is looked up for many steps at once."""
         some: list[Step] = []
         rows = 0
         for step in steps:
@@ -154,20 +154,20 @@ class Workload:
             yield from self._gathered(some)
 
     def tasks(self, event: Event, resident: Callable[[int], Sequence[int]]) -> list[Task]:
-        """The tasks of an event that starts now; resident(layer): blocks of each expert."""
+        """Return the tasks of an event that starts now; resident(layer): blocks of each expert."""
         assert event.experts is not None
         return union(event.experts, self.widths(event, resident))
 
     def widths(
         self, event: Event, resident: Callable[[int], Sequence[int]]
     ) -> Sequence[Sequence[int]]:
-        """The widths [rows][k] in blocks that an event which starts now asks for."""
+        """Return the widths [rows][k], in blocks, of an event that starts now."""
         if event.widths is not None:
             return event.widths
         return self._widths(event.layer, event.place, resident(event.layer))
 
     def weights(self, event: Event) -> npt.NDArray[np.float32]:
-        """The router's weights [rows, k] of an event; of equal size where the trace has none."""
+        """Return the router's weights [rows, k] of an event; equal ones if the trace has none."""
         if self._weights is None:
             ids = self._experts[event.place, event.layer]
             return np.full(ids.shape, 1 / ids.shape[1], np.float32)
@@ -185,10 +185,13 @@ class Workload:
         ahead: dict[int, list[Any]] = {}  # by the layer in whose event the guess is made
         if self._guess is not None:
             guess = self._guess[rows]
-            ahead = {own: guess[:, then].tolist() for own, then in pairwise(moe)}
+            ahead = {layer_now: guess[:, then].tolist() for layer_now, then in pairwise(moe)}
         elif self._following is not None:
             usual = self._following.guess
-            ahead = {own: usual(own, self._experts[:, own]).tolist() for own in moe[:-1]}
+            ahead = {
+                layer_now: usual(layer_now, self._experts[:, layer_now]).tolist()
+                for layer_now in moe[:-1]
+            }
         start = 0
         for step in steps:
             stop = start + len(step.rows)
@@ -197,11 +200,11 @@ class Workload:
                 if layer not in ids:
                     yield Event(step, layer, None, None, (), place)
                     continue
-                asked = widths[layer][place] if self._at_once else None
+                requested = widths[layer][place] if self._at_once else None
                 guessed: list[int] = []
                 if layer in ahead:
                     guessed = [expert for row in ahead[layer][place] for expert in row]
-                yield Event(step, layer, ids[layer][place], asked, guessed, place)
+                yield Event(step, layer, ids[layer][place], requested, guessed, place)
             start = stop
 
     def _widths(self, layer: int, place: slice, resident: Sequence[int] | None) -> list[list[int]]:
@@ -209,21 +212,21 @@ class Workload:
         weights = None if self._weights is None else self._weights[place, layer]
         widths = self._policy.widths(layer, ids, weights, resident)
         self.skipped += int(((widths == 0) & (ids >= 0)).sum())
-        found: list[list[int]] = widths.tolist()
-        return found
+        rows: list[list[int]] = widths.tolist()
+        return rows
 
 
 def union(experts: Sequence[Sequence[int]], widths: Sequence[Sequence[int]]) -> list[Task]:
-    """The tasks of an event: each distinct expert once, by first appearance (row, then rank).
+    """Return an event's tasks: each distinct expert once, by first appearance (row, then rank).
 
     >>> [(t.expert, t.width, t.widths) for t in union([[3, 1], [1, 3]], [[8, 4], [8, 0]])]
     [(3, 8, [8]), (1, 8, [4, 8])]
     """
     if len(experts) == 1:
         return [Task(e, (w,)) for e, w in zip(experts[0], widths[0], strict=True) if w]
-    asked: dict[int, list[int]] = {}
-    for row, own in zip(experts, widths, strict=True):
-        for expert, width in zip(row, own, strict=True):
+    widths_of: dict[int, list[int]] = {}
+    for row, row_widths in zip(experts, widths, strict=True):
+        for expert, width in zip(row, row_widths, strict=True):
             if width:
-                asked.setdefault(expert, []).append(width)
-    return [Task(expert, found) for expert, found in asked.items()]
+                widths_of.setdefault(expert, []).append(width)
+    return [Task(expert, requested) for expert, requested in widths_of.items()]

@@ -24,7 +24,7 @@ _MOST_BLOCKS = 62  # of an expert, where blocks are bits of a word
 
 
 class CostTable:
-    """What a cost model says, asked once for each thing."""
+    """Costs by a cost model, which is asked once for each thing."""
 
     def __init__(self, spec: ModelSpec, cost: CostModel) -> None:
         self._cost, self._layers, self._ends = cost, spec.n_layers, spec.n_blocks + 1
@@ -43,8 +43,8 @@ class CostTable:
         keys = (grains * self._ends + first) * self._ends + last
         most = int(keys.max(initial=0))
         if most > 4 * keys.size:  # few of many: sorting them is faster than counting
-            found, place = np.unique(keys, return_inverse=True)
-            ns = np.array([self._piece(key) for key in found.tolist()], np.int64)
+            distinct, place = np.unique(keys, return_inverse=True)
+            ns = np.array([self._piece(key) for key in distinct.tolist()], np.int64)
             whole: Ints = ns[place].reshape(keys.shape)
             return whole
         there = np.zeros(most + 1, bool)
@@ -55,9 +55,9 @@ class CostTable:
         return table.take(keys)
 
     def layers(self, rows: Ints) -> tuple[Ints, Ints]:
-        """(ns [layers, kinds], kind of each step), by the rows of each step."""
+        """Return (ns [layers, kinds], kind of each step), by the rows of each step."""
         kinds, place = np.unique(rows, return_inverse=True)
-        table = [self._layers_of(own) for own in kinds.tolist()]
+        table = [self._layers_of(n_rows) for n_rows in kinds.tolist()]
         return np.array(table, np.int64).T.copy(), place
 
     def _piece(self, key: int) -> int:
@@ -80,7 +80,7 @@ class CostTable:
 
 
 class StepBatches:
-    """Cuts the steps of a run into batches."""
+    """The steps of a run, cut into batches."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class StepBatches:
         self.skipped = 0  # (token, expert)s of width 0 so far, whatever is resident
 
     def of(self, steps: Iterable[Step]) -> Iterator[tuple[list[Step], StepBatch]]:
-        """Some steps at a time, in order."""
+        """Yield some steps at a time, in order."""
         batches = ((some, self._batch(some)) for some in self._cut(steps))
         return _followed(batches) if self._perfect else batches
 
@@ -139,10 +139,10 @@ class StepBatches:
             experts = np.ascontiguousarray(whole[:, self._moe])
         seen = bare = np.empty(0, np.int64)
         if self._wanted is None:
-            asked = self._asked(self._widths.widths, whole, weights, np.int16, None)
-            self.skipped += int(np.count_nonzero(experts >= 0) - np.count_nonzero(asked))
+            requested = self._asked(self._widths.widths, whole, weights, np.int16, None)
+            self.skipped += int(np.count_nonzero(experts >= 0) - np.count_nonzero(requested))
             first_task, entry, width, grains = union(
-                experts, asked, first_token, self._experts, self._costs.grains, self._by_block
+                experts, requested, first_token, self._experts, self._costs.grains, self._by_block
             )
         else:
             bits = self._asked(self._wanted, whole, weights, np.int64)
@@ -165,12 +165,12 @@ class StepBatches:
         kind: type[np.integer[Any]],
         *more: None,
     ) -> npt.NDArray[Any]:
-        """What a width policy says: [MoE layers, token rows, k]."""
-        asked = np.empty((len(self._moe), len(experts), experts.shape[2]), kind)
+        """Return what a width policy says: [MoE layers, token rows, k]."""
+        requested = np.empty((len(self._moe), len(experts), experts.shape[2]), kind)
         for place, layer in enumerate(self._moe):
-            own = None if weights is None else weights[:, layer]
-            asked[place] = rule(layer, experts[:, layer], own, *more)
-        return asked
+            layer_weights = None if weights is None else weights[:, layer]
+            requested[place] = rule(layer, experts[:, layer], layer_weights, *more)
+        return requested
 
     def _times(self, width: Ints, grains: Ints) -> tuple[Ints, Ints]:
         if not self._by_block:
@@ -187,19 +187,19 @@ class StepBatches:
         shape = len(self._moe), experts.shape[2]
         if self._guess is None and self._following is None:
             return np.empty((0, *shape), np.int16)
-        found = np.full((len(rows), *shape), -1, np.int16)
+        guesses = np.full((len(rows), *shape), -1, np.int16)
         if self._guess is not None:
-            found[:, :-1] = self._guess[rows][:, self._moe[1:]]
+            guesses[:, :-1] = self._guess[rows][:, self._moe[1:]]
         elif self._following is not None:
             for place, layer in enumerate(self._moe[:-1]):
-                found[:, place] = self._following.guess(layer, experts[:, layer])
-        return found
+                guesses[:, place] = self._following.guess(layer, experts[:, layer])
+        return guesses
 
 
 def _followed(
     batches: Iterable[tuple[list[Step], StepBatch]],
 ) -> Iterator[tuple[list[Step], StepBatch]]:
-    """The same, each batch with the tasks of the next one's first event behind its own."""
+    """Yield the same, each batch with the tasks of the next one's first event behind its own."""
     before: tuple[list[Step], StepBatch] | None = None
     for some, batch in batches:
         if before is not None:

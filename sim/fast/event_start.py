@@ -1,4 +1,4 @@
-"""How an event begins: what it finds on the device, and what is predicted for the next one."""
+"""The begin of an event: what is on the device, and what is predicted for the next one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from crisp.sim.fast.state import (
 @compiled
 def access(
     rules: Ints, now: Ints, entries: Ints, parts: Ints, slots: Ints,
-    entry: Ints, width: Ints, row: int, first: int, count: int,
+    entry: Ints, width: Ints, row: int, first: int, count: int, custom: Ints | None
 ) -> None:  # fmt: skip
     """Protect the event's entries, note their use, and see what of them is here.
 
@@ -59,15 +59,15 @@ def access(
     for slot in range(count):
         if rules[STATES] == 1:
             slots[PLACE, slot], slots[ENTRY, slot] = first + slot, entry[first + slot]
-        asked = width[slots[PLACE, slot]]
-        blocks = use(rules, now, entries, parts, slots[ENTRY, slot], now[PART])
-        slots[WIDTH, slot] = asked
+        wide = width[slots[PLACE, slot]]
+        blocks = use(rules, now, entries, parts, slots[ENTRY, slot], now[PART], custom)
+        slots[WIDTH, slot] = wide
         slots[LOW, slot] = slots[HAVE, slot] = slots[ISSUED, slot] = blocks
         slots[STARTED, slot] = slots[ENDED, slot] = slots[FROM_STAGING, slot] = 0
         slots[TRANSIENT, slot] = -1
         if rules[PREFETCH] != NEVER:
             lookahead.claim(now, entries, slots, slot)
-        if slots[HAVE, slot] >= asked:
+        if slots[HAVE, slot] >= wide:
             now[HITS] += 1
         elif slots[HAVE, slot] > 0:
             now[PARTIAL] += 1
@@ -78,11 +78,11 @@ def choose(
     rules: Ints, now: Ints, entries: Ints, slots: Ints,
     entry: Ints, width: Ints, seen: Ints, bare: Ints, taken: Ints, first: int, count: int,
 ) -> int:  # fmt: skip
-    """Which of an event's tasks it has, by what is resident; returns how many.
+    """Choose which of its tasks an event has, by what is resident; return how many.
 
     They are put into their slots by first appearance.
     """
-    found = 0
+    chosen = 0
     for task in range(first, first + count):
         resident = entries[RESIDENT, entry[task]]
         place = task * rules[STATES] + resident
@@ -91,20 +91,20 @@ def choose(
             now[SKIPPED] += bare[task]
         if width[place] == 0:
             continue
-        slot = found
+        slot = chosen
         while slot > 0 and seen[slots[PLACE, slot - 1]] > seen[place]:
             slots[PLACE, slot], slots[ENTRY, slot] = slots[PLACE, slot - 1], slots[ENTRY, slot - 1]
             slot -= 1
         slots[PLACE, slot], slots[ENTRY, slot] = place, entry[task]
-        found += 1
-    return found
+        chosen += 1
+    return chosen
 
 
 @compiled
 def look_ahead(
     rules: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints,
     entry: Ints, guess: npt.NDArray[np.int16], row: int, count: int, first: int, end: int,
-    first_token: int, end_token: int,
+    first_token: int, end_token: int, custom: Ints | None
 ) -> None:  # fmt: skip
     """Predict the next row's experts.
 
@@ -117,23 +117,23 @@ def look_ahead(
     for slot in range(count):
         lists[row, 1 + slot] = slots[ENTRY, slot] - row * rules[EXPERTS]
     following = (row + 1) % rules[ROWS]
-    if rules[PREFETCH] == GUESS:
-        _first_seen(wanted, guess, row, first_token, end_token)
-    elif rules[PREFETCH] == PERFECT:
-        wanted[0] = end - first
-        for place in range(first, end):
-            wanted[1 + place - first] = entry[place] - following * rules[EXPERTS]
-    elif rules[PREFETCH] == CUSTOM:
-        found = call_address(
-            rules[PREFETCH_AT],
+    if custom is not None and rules[PREFETCH] == CUSTOM:
+        n_wanted = call_address(
+            custom[PREFETCH_AT],
             (
                 address_of(guess), guess.shape[0], guess.shape[1], guess.shape[2], row,
                 first_token, end_token, address_of(entry), first, end, following * rules[EXPERTS],
                 address_of(lists[following]), address_of(wanted), rules[EXPERTS],
             ),
         )  # fmt: skip
-        if found < 0:
+        if n_wanted < 0:
             raise CrispError("the prefetcher of a plugin asked for an expert that there is not")
+    elif rules[PREFETCH] == GUESS:
+        _first_seen(wanted, guess, row, first_token, end_token)
+    elif rules[PREFETCH] == PERFECT:
+        wanted[0] = end - first
+        for place in range(first, end):
+            wanted[1 + place - first] = entry[place] - following * rules[EXPERTS]
     else:
         for place in range(1 + lists[following, 0]):
             wanted[place] = lists[following, place]
@@ -144,14 +144,14 @@ def look_ahead(
 def _first_seen(
     wanted: Ints, guess: npt.NDArray[np.int16], row: int, first_token: int, end_token: int
 ) -> None:
-    """`crisp.policy.prefetch.first_seen` of the step's guesses."""
-    found = 0
+    """Do `crisp.policy.prefetch.first_seen` to the step's guesses."""
+    n_wanted = 0
     for token in range(first_token, end_token):
         for rank in range(guess.shape[2]):
             expert, place = guess[token, row, rank], 1
-            while place <= found and wanted[place] != expert:
+            while place <= n_wanted and wanted[place] != expert:
                 place += 1
-            if place > found and expert >= 0:
+            if place > n_wanted and expert >= 0:
                 wanted[place] = expert
-                found = place
-    wanted[0] = found
+                n_wanted = place
+    wanted[0] = n_wanted

@@ -14,7 +14,7 @@ from crisp.model.spec import ModelSpec
 from crisp.policy import BoundWidths, Policy
 from crisp.policy.prefetch import FUTURE, ROUTER
 from crisp.profile import Transitions
-from crisp.run.timeline import StepLog, RunTotals
+from crisp.run.timeline import RunTotals, StepLog
 from crisp.scheduler.residency import StartingState
 from crisp.scheduler.workload import Step
 from crisp.sim.bounds import Belady
@@ -28,7 +28,7 @@ from crisp.trace import RoutingTrace
 
 @dataclass(frozen=True)
 class FastPrefetchCounts:
-    """What became of the prefetched blocks."""
+    """Counts of prefetched blocks by what became of them."""
 
     useful: int
     late: int
@@ -37,7 +37,7 @@ class FastPrefetchCounts:
 
 @dataclass(frozen=True)
 class FastCounts:
-    """What a scheduler counts."""
+    """Counts of a scheduler at the end of a run."""
 
     done: bool
     event: int

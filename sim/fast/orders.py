@@ -45,7 +45,14 @@ _by_random_key, _hash_key = compiled(by_random_key), compiled(hash_key)
 
 @compiled
 def rank(
-    rules: Ints, load_ns: Ints, now: Ints, slots: Ints, jobs: Ints, whole_ns: Ints, count: int
+    rules: Ints,
+    load_ns: Ints,
+    now: Ints,
+    slots: Ints,
+    jobs: Ints,
+    whole_ns: Ints,
+    count: int,
+    custom: Ints | None,
 ) -> None:
     """Put the slots of an event's tasks into SLOT_OF, by rank."""
     order = rules[ORDER]
@@ -56,6 +63,14 @@ def rank(
     for slot in range(count):
         width = slots[WIDTH, slot]
         missing = max(0, width - slots[ISSUED, slot])
+        if custom is not None and order == CUSTOM:
+            load = load_ns[missing] if rules[TIMED] else missing
+            compute = whole_ns[slots[PLACE, slot]] if rules[TIMED] else 0
+            drawn = _hash_key(rules[SEED], now[EVENT], slot) if rules[ORDER_DRAWN] else 0
+            first = address_of(jobs[KEY]) + 8 * slot
+            second = address_of(jobs[SECOND_KEY]) + 8 * slot
+            call_address(custom[KEY_AT], (width, load, compute, drawn, first, second))
+            continue
         if order == WIDEST:
             key = _widest_first(width, missing, 0, 0)
         elif order == NARROWEST:
@@ -64,14 +79,6 @@ def rank(
             key = _resident_first(width, missing, 0, 0)
         elif order == JOHNSON:
             key = _johnson(width, load_ns[missing], whole_ns[slots[PLACE, slot]], 0)
-        elif order == CUSTOM:
-            load = load_ns[missing] if rules[TIMED] else missing
-            compute = whole_ns[slots[PLACE, slot]] if rules[TIMED] else 0
-            drawn = _hash_key(rules[SEED], now[EVENT], slot) if rules[ORDER_DRAWN] else 0
-            first = address_of(jobs[KEY]) + 8 * slot
-            second = address_of(jobs[SECOND_KEY]) + 8 * slot
-            call_address(rules[KEY_AT], (width, load, compute, drawn, first, second))
-            continue
         else:
             key = _by_random_key(width, missing, 0, _hash_key(rules[SEED], now[EVENT], slot))
         jobs[KEY, slot], jobs[SECOND_KEY, slot] = key
@@ -82,7 +89,7 @@ def rank(
 def best_order(
     rules: Ints, load_ns: Ints, slots: Ints, jobs: Ints, piece_ns: Ints, count: int
 ) -> int:
-    """The makespan of an event's loads and computations in their best order, in ns.
+    """Return the makespan of an event's loads and computations in their best order, in ns.
 
     At granularity block every block is a job, see `crisp.run.timeline.TimelineTotals`.
     """
@@ -114,7 +121,7 @@ def best_order(
 
 @compiled
 def _job(load_ns: Ints, slots: Ints, piece_ns: Ints, slot: int) -> tuple[int, int]:
-    """A task at granularity expert: what loading what is missing takes, and computing it."""
+    """Return (ns to load, ns to compute) of a task at granularity expert."""
     missing = max(0, slots[WIDTH, slot] - slots[ISSUED, slot])
     return load_ns[missing], piece_ns[slots[PLACE, slot], 0]
 
@@ -127,7 +134,7 @@ def _add_job(jobs: Ints, job: int, load: int, compute: int) -> None:
 
 @compiled
 def _sort(jobs: Ints, order: Ints, count: int) -> None:
-    """By both keys; ties stay as they are. Events are short, or mostly in order."""
+    """Sort by both keys; ties stay as they are. Events are short, or mostly in order."""
     for job in range(count):
         key, second, place = jobs[KEY, job], jobs[SECOND_KEY, job], job
         while place > 0:

@@ -37,7 +37,7 @@ from crisp.sim.fast.state import (
 
 @compiled
 def predict(rules: Ints, now: Ints, entries: Ints, parts: Ints, wanted: Ints, row: int) -> None:
-    """Fetch the experts in ``wanted``, whose number stands first, for the event of ``row``."""
+    """Queue the experts in ``wanted``, whose number stands first, for the event of ``row``."""
     now[AHEAD_ROW], now[AHEAD_PART] = row, row if rules[PER_LAYER] else 0
     for place in range(1, 1 + wanted[0]):
         protect(entries, parts, row * rules[EXPERTS] + wanted[place], now[AHEAD_PART], PREDICTED)
@@ -45,7 +45,7 @@ def predict(rules: Ints, now: Ints, entries: Ints, parts: Ints, wanted: Ints, ro
 
 @compiled
 def drop_rest(rules: Ints, now: Ints, entries: Ints, parts: Ints, wanted: Ints) -> None:
-    """The predicted event has claimed what it asks for; the rest was fetched in vain."""
+    """Drop what the predicted event has not claimed: it was fetched in vain."""
     for place in range(1, 1 + wanted[0]):
         entry = now[AHEAD_ROW] * rules[EXPERTS] + wanted[place]
         release(entries, parts, entry, now[AHEAD_PART], PREDICTED)
@@ -55,19 +55,21 @@ def drop_rest(rules: Ints, now: Ints, entries: Ints, parts: Ints, wanted: Ints) 
 
 
 @compiled
-def fetch(rules: Ints, now: Ints, entries: Ints, parts: Ints, wanted: Ints) -> bool:
+def fetch(
+    rules: Ints, now: Ints, entries: Ints, parts: Ints, wanted: Ints, custom: Ints | None
+) -> bool:
     """Issue the first predicted expert's next missing block, if there is a place for it."""
     for place in range(1, 1 + wanted[0]):
         entry = now[AHEAD_ROW] * rules[EXPERTS] + wanted[place]
         first = entries[RESIDENT, entry] + entries[STAGED, entry]
         if first < rules[BLOCKS]:
-            return _issue(rules, now, entries, parts, entry, first)
+            return _issue(rules, now, entries, parts, entry, first, custom)
     return False
 
 
 @compiled
 def landed(now: Ints) -> None:
-    """The block in flight has arrived."""
+    """Take note that the block in flight has arrived."""
     now[FLIGHT] = -1
     if now[UNWANTED]:
         now[AHEAD_FREE] += 1
@@ -75,7 +77,7 @@ def landed(now: Ints) -> None:
 
 @compiled
 def claim(now: Ints, entries: Ints, slots: Ints, slot: int) -> None:
-    """A task of the predicted event asks for its blocks: what it finds of them."""
+    """Claim a task's blocks of those that were fetched for its event."""
     entry, width, low = slots[ENTRY, slot], slots[WIDTH, slot], slots[LOW, slot]
     staged, fetched = entries[STAGED, entry], entries[FETCHED, entry]
     issued = low + staged
@@ -95,12 +97,14 @@ def claim(now: Ints, entries: Ints, slots: Ints, slot: int) -> None:
 
 
 @compiled
-def _issue(rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, first: int) -> bool:
+def _issue(
+    rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, first: int, custom: Ints | None
+) -> bool:
     part, staged = now[AHEAD_PART], entries[STAGED, entry]
     # once staged, always: no hole in a prefix
     kept = staged == 0 and admissible(rules, parts, part, 1) > 0
     if kept:
-        admit(rules, now, entries, parts, entry, part, 1)
+        admit(rules, now, entries, parts, entry, part, 1, custom)
     elif now[AHEAD_FREE]:
         now[AHEAD_FREE] -= 1
         entries[STAGED, entry] += 1
@@ -115,7 +119,7 @@ def _issue(rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, first
 
 @compiled
 def _in_flight(now: Ints, entry: int) -> bool:
-    """Whether a block of this entry is on its way to a place where it is wanted."""
+    """Return whether a block of this entry is in flight and wanted."""
     wanted: bool = now[FLIGHT] == entry and now[UNWANTED] == 0
     return wanted
 

@@ -20,6 +20,7 @@ from crisp.sim.fast.state import (
     COUNT,
     COUNT_FROM_HERE,
     COUNT_USE,
+    CUSTOM,
     DRAWN,
     ENTRY_AT,
     EVENT,
@@ -34,7 +35,6 @@ from crisp.sim.fast.state import (
     NOBODY,
     NOTHING,
     ON_ENTRY,
-    ON_PROBATION,
     ON_USE,
     PART_SIZE,
     PROMOTE,
@@ -43,11 +43,9 @@ from crisp.sim.fast.state import (
     RESIDENT,
     STAMP,
     STAMP_ENTRY,
-    SUFFIX_LFU,
     SUFFIX_LRU,
     SUFFIXES,
     USE_AT,
-    USE_CURRENT,
     USED,
     VICTIM,
     VICTIM_AT,
@@ -73,20 +71,22 @@ _kept_blocks, _hash_key = compiled(kept_blocks), compiled(hash_key)
 
 @compiled
 def begin(rules: Ints, entries: Ints, row: int) -> None:
-    """An event of a row begins; with the first row a forward pass does."""
+    """Begin an event of a row; with the first row a forward pass begins."""
     if rules[BY_PASS] and row == 0:
         for entry in range(entries.shape[1]):
             entries[MARK, entry] = entry // rules[EXPERTS]
 
 
 @compiled
-def use(rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, part: int) -> int:
-    """An event asks for an entry. Returns its blocks."""
+def use(
+    rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, part: int, custom: Ints | None
+) -> int:
+    """Protect an entry that an event asks for, and note the use; return its blocks."""
     protect(entries, parts, entry, part, BY_EVENT)
     entries[LAST, entry] = now[EVENT]
     entries[COUNT, entry] += 1
     if rules[ON_USE] != NOTHING:
-        _note_use(rules, now, entries, parts, entry, part)
+        _note_use(rules, now, entries, parts, entry, part, custom)
     blocks: int = entries[RESIDENT, entry]
     return blocks
 
@@ -109,7 +109,7 @@ def release(entries: Ints, parts: Ints, entry: int, part: int, why: int) -> None
 
 @compiled
 def admissible(rules: Ints, parts: Ints, part: int, missing: int) -> int:
-    """How many of ``missing`` blocks could enter the budget now."""
+    """Return how many of ``missing`` blocks could enter the budget now."""
     if rules[VICTIM] == NOBODY:
         return 0
     used = parts[USED, part]
@@ -119,15 +119,22 @@ def admissible(rules: Ints, parts: Ints, part: int, missing: int) -> int:
 
 @compiled
 def admit(
-    rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, part: int, blocks: int
+    rules: Ints,
+    now: Ints,
+    entries: Ints,
+    parts: Ints,
+    entry: int,
+    part: int,
+    blocks: int,
+    custom: Ints | None,
 ) -> None:
     """Give a protected entry more blocks, evicting for them."""
     over = parts[USED, part] + blocks - parts[CAPACITY, part]
     if over > 0 and rules[DRAWN]:
         _draw(rules, now, entries, part)
     while over > 0:
-        victim = _victim(rules, entries, part)
-        if victim == _REFUSED:
+        victim = _victim(rules, entries, part, custom)
+        if custom is not None and victim == _REFUSED:
             raise CrispError("a plugin's cache chose a victim that is protected or empty")
         if victim < 0:
             raise InvariantError("a part of the budget is exceeded, and nothing can be evicted")
@@ -138,19 +145,28 @@ def admit(
         parts[USED, part] -= leaves
         over -= leaves
     if rules[ON_ENTRY] != NOTHING and entries[RESIDENT, entry] == 0:
-        _note_entry(rules, now, entries, entry)
+        _note_entry(rules, now, entries, entry, custom)
     entries[RESIDENT, entry] += blocks
     parts[USED, part] += blocks
     parts[LOCKED, part] += blocks
 
 
 @compiled
-def _victim(rules: Ints, entries: Ints, part: int) -> int:
+def _victim(rules: Ints, entries: Ints, part: int, custom: Ints | None) -> int:
     low = part * rules[PART_SIZE]
     high = low + rules[PART_SIZE]
     resident, protected = entries[RESIDENT], entries[PROTECTED]
     last, count = entries[rules[RECENCY]], entries[rules[FREQUENCY]]
     victim: int
+    if custom is not None and rules[VICTIM] == CUSTOM:
+        victim = call_address(
+            custom[VICTIM_AT],
+            (
+                address_of(resident), address_of(protected), address_of(last), address_of(count),
+                len(resident), low, high,
+            ),
+        )  # fmt: skip
+        return victim if evictable(resident, protected, victim, low, high) else _REFUSED
     if rules[VICTIM] == LRU:
         victim = _lru(resident, protected, last, count, low, high)
     elif rules[VICTIM] == LFU:
@@ -159,62 +175,54 @@ def _victim(rules: Ints, entries: Ints, part: int) -> int:
         victim = _lfru(resident, protected, last, count, low, high)
     elif rules[VICTIM] == SUFFIX_LRU:
         victim = _suffix_lru(resident, protected, last, count, low, high)
-    elif rules[VICTIM] == SUFFIX_LFU:
-        victim = _suffix_lfu(resident, protected, last, count, low, high)
     else:
-        victim = call_address(
-            rules[VICTIM_AT],
-            (
-                address_of(resident), address_of(protected), address_of(last), address_of(count),
-                len(resident), low, high,
-            ),
-        )  # fmt: skip
-        if not evictable(resident, protected, victim, low, high):
-            victim = _REFUSED
+        victim = _suffix_lfu(resident, protected, last, count, low, high)
     return victim
 
 
 @compiled
-def _note_use(rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, part: int) -> None:
+def _note_use(
+    rules: Ints, now: Ints, entries: Ints, parts: Ints, entry: int, part: int, custom: Ints | None
+) -> None:
     low = part * rules[PART_SIZE]
     high = low + rules[PART_SIZE]
     mark, stamp, resident = entries[MARK], entries[STAMP], entries[RESIDENT]
     event, room = now[EVENT], parts[CAPACITY, part]
-    if rules[ON_USE] == COUNT_USE:
-        _count_use(mark, stamp, resident, entry, event, low, high, room)
-    elif rules[ON_USE] == PROMOTE:
-        _promote(mark, stamp, resident, entry, event, low, high, room)
-    elif rules[ON_USE] == USE_CURRENT:
-        _use_current(mark, stamp, resident, entry, event, low, high, room)
-    else:
+    if custom is not None and rules[ON_USE] == CUSTOM:
         call_address(
-            rules[USE_AT],
+            custom[USE_AT],
             (
                 address_of(mark), address_of(stamp), address_of(resident), len(mark),
                 entry, event, low, high, room,
             ),
         )  # fmt: skip
+    elif rules[ON_USE] == COUNT_USE:
+        _count_use(mark, stamp, resident, entry, event, low, high, room)
+    elif rules[ON_USE] == PROMOTE:
+        _promote(mark, stamp, resident, entry, event, low, high, room)
+    else:
+        _use_current(mark, stamp, resident, entry, event, low, high, room)
 
 
 @compiled
-def _note_entry(rules: Ints, now: Ints, entries: Ints, entry: int) -> None:
+def _note_entry(rules: Ints, now: Ints, entries: Ints, entry: int, custom: Ints | None) -> None:
     mark, stamp, last, event = entries[MARK], entries[STAMP], entries[LAST], now[EVENT]
-    if rules[ON_ENTRY] == COUNT_FROM_HERE:
+    if custom is not None and rules[ON_ENTRY] == CUSTOM:
+        call_address(
+            custom[ENTRY_AT],
+            (address_of(mark), address_of(stamp), address_of(last), len(mark), entry, event),
+        )
+    elif rules[ON_ENTRY] == COUNT_FROM_HERE:
         _count_from_here(mark, stamp, last, entry, event)
     elif rules[ON_ENTRY] == STAMP_ENTRY:
         _stamp_entry(mark, stamp, last, entry, event)
-    elif rules[ON_ENTRY] == ON_PROBATION:
-        _on_probation(mark, stamp, last, entry, event)
     else:
-        call_address(
-            rules[ENTRY_AT],
-            (address_of(mark), address_of(stamp), address_of(last), len(mark), entry, event),
-        )
+        _on_probation(mark, stamp, last, entry, event)
 
 
 @compiled
 def _draw(rules: Ints, now: Ints, entries: Ints, part: int) -> None:
-    """Lots for all entries of a part, in the place of when they came."""
+    """Draw random keys for all entries of a part, in the place of when they came."""
     low = part * rules[PART_SIZE]
     for entry in range(low, low + rules[PART_SIZE]):
         entries[STAMP, entry] = _hash_key(rules[CACHE_SEED], now[EVENT], entry)

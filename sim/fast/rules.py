@@ -1,6 +1,9 @@
-"""The rules of a run by number, or one line about what the fast replay cannot do exactly."""
+"""The rules of a run by number, or one line about what the fast engine cannot do exactly."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +62,7 @@ def machine_of(
     cost: CostModel,
     states: int,
 ) -> Machine:
-    """A machine on which nothing has happened; the arguments are those of `EventScheduler`.
+    """Return a machine on which nothing has happened; the arguments are `EventScheduler`'s.
 
     states: of an expert, see `crisp.sim.fast.state.StepBatch`. Raises CrispError for a rule that is
     not among those above.
@@ -94,54 +97,58 @@ def machine_of(
         at.PART_SIZE: spec.n_routed // len(start.capacity),
     }.items():
         rules[place] = value
-    _set_rules(rules, policy)
+    custom = _set_rules(rules, policy)
     loads = [cost.load(blocks * spec.block_bytes) for blocks in range(1, spec.n_blocks + 1)]
     load_ns = np.array([0, *(positive(ns, "a load") for ns in loads)], np.int64)
-    return machine(rules, load_ns, row_of_layer, start)
+    return machine(rules, load_ns, row_of_layer, start, custom)
 
 
 def positive(ns: int, what: str) -> int:
-    """A cost, as it is. One of 0 ns would end in the instant in which it is chosen."""
+    """Return a cost as it is; one of 0 ns, which would end as it is chosen, is refused."""
     if ns < 1:
         raise refused(f"{what} that takes {ns} ns")
     return within(ns)
 
 
 def within(ns: int) -> int:
-    """A time, as it is, or the sum of all in a run."""
+    """Return a time, or the sum of all in a run, as it is; one too long is refused."""
     if ns >= LONGEST:
         raise refused("times that 64 bits cannot count")
     return ns
 
 
 def refused(what: str) -> CrispError:
-    """The error for what only the other engine can do."""
+    """Return the error for what only the other engine can do."""
     return CrispError(f"engine fast: does not know {what}; use --engine simpy")
 
 
-def _set_rules(rules: Ints, policy: Policy) -> None:
+def _set_rules(rules: Ints, policy: Policy) -> Ints | None:
     """Note the functions that decide: built-in ones by number, a plugin's by their address.
 
-    Raises CrispError for one that numba cannot compile.
+    Returns the addresses, or None if there are none. Raises CrispError for a function that numba
+    cannot compile.
     """
     from crisp.sim.fast import custom  # imports numba, for which others need not wait
 
     cache, cache_name = policy.cache.rule, f"cache {policy.cache.name}"
-    key, prefetch_rule = policy.order.rule.key, policy.prefetch.rule
-    predict, source = prefetch_rule.predict, prefetch_rule.source
-    for function, numbers, place, address_place, address in (
+    fetch = policy.prefetch.rule
+    # (function, known ones by number, place of the number, place of an address, what compiles it)
+    groups: tuple[tuple[Any, Mapping[Any, int], int, int, Callable[[Any], Any]], ...] = (
         (cache.victim, _VICTIMS, at.VICTIM, at.VICTIM_AT,
          lambda rule: custom.victim_address(rule, cache_name)),
         (cache.used, _ON_USE, at.ON_USE, at.USE_AT,
          lambda rule: custom.use_address(rule, cache_name)),
         (cache.admitted, _ON_ENTRY, at.ON_ENTRY, at.ENTRY_AT,
          lambda rule: custom.entry_address(rule, cache_name)),
-        (key, _ORDERS, at.ORDER, at.KEY_AT,
+        (policy.order.rule.key, _ORDERS, at.ORDER, at.KEY_AT,
          lambda rule: custom.key_address(rule, f"order {policy.order.name}")),
-        ((predict, source), _PREFETCHERS, at.PREFETCH, at.PREFETCH_AT,
+        ((fetch.predict, fetch.source), _PREFETCHERS, at.PREFETCH, at.PREFETCH_AT,
          lambda rule: custom.prefetch_address(*rule, f"prefetch {policy.prefetch.name}")),
-    ):  # fmt: skip
+    )  # fmt: skip
+    addresses = np.zeros(at.N_CUSTOM, np.int64)
+    for function, numbers, place, address_place, compile_rule in groups:
         if function in numbers:
             rules[place] = numbers[function]
         else:
-            rules[place], rules[address_place] = at.CUSTOM, address(function).address
+            rules[place], addresses[address_place] = at.CUSTOM, compile_rule(function).address
+    return addresses if addresses.any() else None

@@ -60,12 +60,20 @@ def queue(rules: Ints, now: Ints, slots: Ints, count: int) -> None:
 
 
 @inlined
-def next_load(rules: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints) -> bool:
+def next_load(
+    rules: Ints,
+    now: Ints,
+    entries: Ints,
+    parts: Ints,
+    lists: Ints,
+    slots: Ints,
+    custom: Ints | None,
+) -> bool:
     """Issue the next request; the link must be free. False: nothing may be loaded now."""
     if now[NEXT] == now[PENDING]:
         if rules[PREFETCH] == NEVER:
             return False
-        if not lookahead.fetch(rules, now, entries, parts, lists[rules[ROWS]]):
+        if not lookahead.fetch(rules, now, entries, parts, lists[rules[ROWS]], custom):
             return False
         now[LOAD_SLOT], now[LOAD_BLOCKS] = -1, 1
         now[BLOCKS_LOADED] += 1
@@ -74,7 +82,7 @@ def next_load(rules: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, s
     slot = slots[SLOT_OF, place]
     if rules[SEQUENTIAL] and place != now[TURN]:
         return False
-    if slots[TRANSIENT, slot] < 0 and not _place(rules, now, entries, parts, slots, slot):
+    if slots[TRANSIENT, slot] < 0 and not _place(rules, now, entries, parts, slots, slot, custom):
         return False
     blocks = 1 if rules[BY_BLOCK] else slots[WIDTH, slot] - slots[ISSUED, slot]
     slots[ISSUED, slot] += blocks
@@ -87,7 +95,7 @@ def next_load(rules: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, s
 
 @inlined
 def loaded(rules: Ints, now: Ints, slots: Ints) -> None:
-    """The request on the link has arrived."""
+    """Take note that the request on the link has arrived."""
     now[BLOCKS_LANDED] += now[LOAD_BLOCKS]
     if now[FLIGHT] >= 0:
         lookahead.landed(now)
@@ -120,7 +128,7 @@ def next_compute(rules: Ints, now: Ints, slots: Ints) -> int:
 
 @inlined
 def computed(now: Ints, entries: Ints, parts: Ints, slots: Ints, slot: int) -> None:
-    """Its piece has ended: staging blocks are free, and perhaps the event is over."""
+    """Take note that a piece has ended: staging is free, and perhaps the event over."""
     first, last = slots[ENDED, slot], slots[STARTED, slot]
     _free_staging(now, slots, slot, first, last)
     slots[ENDED, slot] = last
@@ -132,13 +140,13 @@ def computed(now: Ints, entries: Ints, parts: Ints, slots: Ints, slot: int) -> N
     now[TURN] += 1
     now[LEFT] -= 1
     if now[LEFT] == 0:
-        for own in range(now[TURN]):
-            release(entries, parts, slots[ENTRY, own], now[PART], BY_EVENT)
+        for other in range(now[TURN]):
+            release(entries, parts, slots[ENTRY, other], now[PART], BY_EVENT)
 
 
 @compiled
 def _by_block(rules: Ints) -> bool:
-    """Whether a task is computed while it is loaded."""
+    """Return whether a task is computed while it is loaded."""
     by_block: bool = rules[BY_BLOCK] == 1 and rules[SEQUENTIAL] == 0
     return by_block
 
@@ -151,7 +159,9 @@ def _make_ready(now: Ints, slots: Ints, slot: int) -> None:
 
 
 @compiled
-def _place(rules: Ints, now: Ints, entries: Ints, parts: Ints, slots: Ints, slot: int) -> bool:
+def _place(
+    rules: Ints, now: Ints, entries: Ints, parts: Ints, slots: Ints, slot: int, custom: Ints | None
+) -> bool:
     """Decide where a task's missing blocks go, and evict for them; False: staging is full."""
     part, missing, kept = now[PART], slots[WIDTH, slot] - slots[ISSUED, slot], 0
     if slots[FROM_STAGING, slot] == 0:
@@ -161,7 +171,7 @@ def _place(rules: Ints, now: Ints, entries: Ints, parts: Ints, slots: Ints, slot
     now[STAGING] -= missing - kept
     slots[TRANSIENT, slot] = slots[ISSUED, slot] + kept
     if kept:
-        admit(rules, now, entries, parts, slots[ENTRY, slot], part, kept)
+        admit(rules, now, entries, parts, slots[ENTRY, slot], part, kept, custom)
     return True
 
 

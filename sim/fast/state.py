@@ -1,4 +1,4 @@
-"""What a fast replay knows: the rules of a run, and all that changes while it goes on.
+"""The state of a fast run: its rules, and all that changes while it goes on.
 
 Few and large arrays, for every array that a compiled function is given costs time. Places in them
 have names. An *entry* is one expert of one MoE layer, numbered layer by layer; a *row* is a MoE
@@ -34,13 +34,15 @@ CUSTOM = 99  # of any of these: a plugin's, called by its address, see `crisp.si
     RECENCY, FREQUENCY,  # which of `entries` a victim rule sees in the place of LAST and COUNT
     DRAWN, CACHE_SEED, BY_PASS, SUFFIXES,  # as in `crisp.policy.cache.CacheRule`
     TIMED, ORDER_DRAWN,  # as in `crisp.policy.order.OrderRule`
-    VICTIM_AT, USE_AT, ENTRY_AT, KEY_AT, PREFETCH_AT,  # addresses of a plugin's rules, or 0
     EXPERTS, BLOCKS, ROWS,  # experts of a layer, blocks of an expert, MoE layers
     STATES,  # of an expert that its width depends on: 1, or one for each number of blocks it has
     PER_LAYER,  # 1: a row has its own part of the budget
     PART_SIZE,  # entries of a part
     N_RULES,
-) = range(29)  # fmt: skip
+) = range(24)  # fmt: skip
+
+# `custom`: addresses of a plugin's rules, 0 where it has none.
+VICTIM_AT, USE_AT, ENTRY_AT, KEY_AT, PREFETCH_AT, N_CUSTOM = range(6)
 
 # `now`: single numbers.
 (
@@ -91,6 +93,7 @@ class Machine(NamedTuple):
     # how many there are stands first
     slots: Ints
     jobs: Ints
+    custom: Ints | None  # [N_CUSTOM]; None: no rule is a plugin's, and nothing of this is compiled
 
 
 class StepBatch(NamedTuple):
@@ -114,7 +117,13 @@ class StepBatch(NamedTuple):
     guess: npt.NDArray[np.int16]  # [tokens, rows, k], for the next row; no tokens if nobody asks
 
 
-def machine(rules: Ints, load_ns: Ints, row_of_layer: Ints, start: StartingState) -> Machine:
+def machine(
+    rules: Ints,
+    load_ns: Ints,
+    row_of_layer: Ints,
+    start: StartingState,
+    custom: Ints | None,
+) -> Machine:
     """Return a machine on which nothing has happened."""
     experts, blocks = int(rules[EXPERTS]), int(rules[BLOCKS])
     entries = np.zeros((N_ENTRIES, int(rules[ROWS]) * experts), np.int64)
@@ -139,4 +148,5 @@ def machine(rules: Ints, load_ns: Ints, row_of_layer: Ints, start: StartingState
         np.zeros((rules[ROWS] + 1, 1 + experts), np.int64),
         np.zeros((N_SLOTS, experts), np.int64),
         np.zeros((N_JOBS, experts * blocks), np.int64),
+        custom,
     )

@@ -66,7 +66,7 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
     def run_batch(machine: Machine, batch: StepBatch, ends: Ints, loaded_by: Ints) -> None:
         """Execute a batch."""
         sources  # noqa: B018  (enclosed: see `kept`)
-        rules, load_ns, row_of_layer, now, entries, parts, lists, slots, jobs = machine
+        rules, load_ns, row_of_layer, now, entries, parts, lists, slots, jobs, custom = machine
         (
             kind_of_step, layer_ns, first_task, entry, width, seen, bare, taken,
             piece_ns, whole_ns, tokens, guess,
@@ -75,7 +75,7 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
             for layer in range(len(row_of_layer)):
                 ns, row = layer_ns[layer, kind_of_step[step]], row_of_layer[layer]
                 if ns:
-                    hidden = _work(rules, load_ns, now, entries, parts, lists, slots, ns)
+                    hidden = _work(rules, load_ns, now, entries, parts, lists, slots, ns, custom)
                     now[LAYER_HIDDEN] += hidden
                 now[LAYER_NS] += ns
                 now[ORDER_BOUND] += ns
@@ -88,17 +88,17 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
                     count = choose(
                         rules, now, entries, slots, entry, width, seen, bare, taken, first, count
                     )
-                access(rules, now, entries, parts, slots, entry, width, row, first, count)
+                access(rules, now, entries, parts, slots, entry, width, row, first, count, custom)
                 if rules[PREFETCH] != NEVER:
                     look_ahead(
                         rules, now, entries, parts, lists, slots, entry, guess, row, count,
-                        following, first_task[event + 2], tokens[step], tokens[step + 1],
+                        following, first_task[event + 2], tokens[step], tokens[step + 1], custom,
                     )  # fmt: skip
-                rank(rules, load_ns, now, slots, jobs, whole_ns, count)
+                rank(rules, load_ns, now, slots, jobs, whole_ns, count, custom)
                 now[ORDER_BOUND] += best_order(rules, load_ns, slots, jobs, piece_ns, count)
                 queue(rules, now, slots, count)
                 while now[LEFT]:
-                    _piece(rules, load_ns, now, entries, parts, lists, slots, piece_ns)
+                    _piece(rules, load_ns, now, entries, parts, lists, slots, piece_ns, custom)
             ends[step], loaded_by[step] = now[TIME], now[BLOCKS_LOADED]
 
     return kept(run_batch, **BARE)
@@ -107,18 +107,18 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
 @inlined
 def _piece(
     rules: Ints, load_ns: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints,
-    piece_ns: Ints,
+    piece_ns: Ints, custom: Ints | None
 ) -> None:  # fmt: skip
     """Compute the next piece of the event, as soon as there is one."""
     slot = next_compute(rules, now, slots)
     while slot < 0:
-        _choose(rules, load_ns, now, entries, parts, lists, slots)
+        _choose(rules, load_ns, now, entries, parts, lists, slots, custom)
         if now[BUSY] == 0:
             raise InvariantError("nothing can be loaded and nothing can be computed")
         _arrive(rules, now, slots)
         slot = next_compute(rules, now, slots)
     ns = piece_ns[slots[PLACE, slot], slots[ENDED, slot] if rules[BY_BLOCK] else 0]
-    now[COMPUTE_HIDDEN] += _work(rules, load_ns, now, entries, parts, lists, slots, ns)
+    now[COMPUTE_HIDDEN] += _work(rules, load_ns, now, entries, parts, lists, slots, ns, custom)
     now[COMPUTE_NS] += ns
     computed(now, entries, parts, slots, slot)
 
@@ -126,12 +126,12 @@ def _piece(
 @inlined
 def _work(
     rules: Ints, load_ns: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints,
-    ns: int,
+    ns: int, custom: Ints | None
 ) -> int:  # fmt: skip
-    """Compute works for ``ns`` from now on; returns how much of that the link is busy, too."""
+    """Compute for ``ns`` from now on; return how much of that the link is busy, too."""
     begin, end, hidden = now[TIME], now[TIME] + ns, 0
     while now[TIME] < end:  # what arrives at the end has arrived; the link chooses later
-        _choose(rules, load_ns, now, entries, parts, lists, slots)
+        _choose(rules, load_ns, now, entries, parts, lists, slots, custom)
         if now[BUSY] == 0:
             break
         hidden += min(end, now[UNTIL]) - max(begin, now[SINCE])
@@ -144,17 +144,24 @@ def _work(
 
 @inlined
 def _choose(
-    rules: Ints, load_ns: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints
+    rules: Ints,
+    load_ns: Ints,
+    now: Ints,
+    entries: Ints,
+    parts: Ints,
+    lists: Ints,
+    slots: Ints,
+    custom: Ints | None,
 ) -> None:
-    """The link, if it is free, begins what may be loaded now."""
-    if now[BUSY] == 0 and next_load(rules, now, entries, parts, lists, slots):
+    """Begin what may be loaded now, if the link is free."""
+    if now[BUSY] == 0 and next_load(rules, now, entries, parts, lists, slots, custom):
         now[BUSY], now[SINCE] = 1, now[TIME]
         now[UNTIL] = now[TIME] + load_ns[now[LOAD_BLOCKS]]
 
 
 @inlined
 def _arrive(rules: Ints, now: Ints, slots: Ints) -> None:
-    """What the link loads has arrived, and it is that time."""
+    """Advance to the time at which the link's load has arrived."""
     now[TIME], now[BUSY] = now[UNTIL], 0
     now[LINK_NS] += now[UNTIL] - now[SINCE]
     loaded(rules, now, slots)

@@ -23,7 +23,7 @@ def _union(
     upto: Ints,
     by_block: bool,
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """(first task [events + 2], entry, width, grains): every expert once, by first appearance.
+    """Return (first task [events + 2], entry, width, grains): experts by first appearance.
 
     experts [token rows, MoE layers, k]; widths [MoE layers, token rows, k]; upto[b]: grains (some
     neurons) of b whole blocks. grains [tasks, 1 or blocks] are summed over rows.
@@ -41,20 +41,20 @@ def _union(
             begin = tasks
             for row in range(first_token[step], first_token[step + 1]):
                 for place in range(k):
-                    asked, own = widths[layer, row, place], experts[row, layer, place]
-                    if asked == 0:
+                    wide, expert = widths[layer, row, place], experts[row, layer, place]
+                    if wide == 0:
                         continue
-                    task = task_of[own]
+                    task = task_of[expert]
                     if task < begin:
-                        task = task_of[own] = tasks
-                        entry[task] = layer * n_experts + own
+                        task = task_of[expert] = tasks
+                        entry[task] = layer * n_experts + expert
                         tasks += 1
-                    width[task] = max(width[task], asked)
+                    width[task] = max(width[task], wide)
                     if by_block:
-                        for block in range(asked):
+                        for block in range(wide):
                             grains[task, block] += upto[block + 1] - upto[block]
                     else:
-                        grains[task, 0] += upto[asked]
+                        grains[task, 0] += upto[wide]
             first_task[step * layers + layer + 1] = tasks
     first_task[-1] = tasks
     return first_task, entry[:tasks], width[:tasks], grains[:tasks]
@@ -69,7 +69,7 @@ def _enclosing(sources: str) -> Callable[..., tuple[Ints, Ints, Ints, Ints, Ints
         upto: Ints,
         by_block: bool,
     ) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-        """The same where blocks are ``wanted`` on top of what is resident, for each that may be.
+        """Return the same where ``wanted`` blocks come on top of what is resident.
 
         Returns (first task [events + 2], entry [tasks], width, seen, bare [tasks], grains). Width,
         seen and grains are of (task, blocks that are resident)s; see `StepBatch`.
@@ -91,28 +91,28 @@ def _enclosing(sources: str) -> Callable[..., tuple[Ints, Ints, Ints, Ints, Ints
                 begin = tasks
                 for row in range(first_token[step], first_token[step + 1]):
                     for place in range(k):
-                        own = experts[row, layer, place]
-                        if own < 0:
+                        expert = experts[row, layer, place]
+                        if expert < 0:
                             continue
-                        task = task_of[own]
+                        task = task_of[expert]
                         if task < begin:
-                            task = task_of[own] = tasks
-                            entry[task] = layer * n_experts + own
+                            task = task_of[expert] = tasks
+                            entry[task] = layer * n_experts + expert
                             tasks += 1
                         for resident in range(states):
-                            asked = _width_on(resident, wanted[layer, row, place])
-                            if asked == 0:
+                            wide = _width_on(resident, wanted[layer, row, place])
+                            if wide == 0:
                                 bare[task] += 1
                                 continue
                             state = task * states + resident
                             if width[state] == 0:
                                 seen[state] = row * k + place
-                            width[state] = max(width[state], asked)
+                            width[state] = max(width[state], wide)
                             if by_block:
-                                for block in range(asked):
+                                for block in range(wide):
                                     grains[state, block] += upto[block + 1] - upto[block]
                             else:
-                                grains[state, 0] += upto[asked]
+                                grains[state, 0] += upto[wide]
                 first_task[step * layers + layer + 1] = tasks
         first_task[-1] = tasks
         end = tasks * states

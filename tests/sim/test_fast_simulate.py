@@ -17,7 +17,7 @@ from crisp.policy.widths.contribution import PrefixExtension
 from crisp.policy.widths.skipping import ResidentFloor
 from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
-from crisp.run.timeline import Recorder, RunTotals, StepLog, Steps
+from crisp.run.timeline import Recorder, RunTotals, StepLog, StepTimes
 from crisp.scheduler.workload import Workload, chosen_rows, plan, split
 from crisp.sim.bounds import Belady
 from crisp.sim.fast import streams, unions
@@ -54,7 +54,7 @@ def told(scheduler: Any, sums: RunTotals, log: StepLog, **more: Any) -> dict[str
         "ahead": None if ahead is None else (ahead.useful, ahead.late, ahead.wasted),
         **{name: getattr(sums, name) for name in TOTALS},
         "steps": [column.tolist() for column in log.columns()],
-        "by step": [getattr(steps, field.name).tolist() for field in fields(Steps)],
+        "by step": [getattr(steps, field.name).tolist() for field in fields(StepTimes)],
         **more,
     }
 
@@ -187,7 +187,7 @@ def case(trace: RoutingTrace, spec: ModelSpec, policy: str, budget: str, **chang
 
 def check(given: Case, machine: str) -> None:
     runs = [run(given, hardware_profile(machine)) for run in (simulate, fast_simulate)]
-    for name in (field.name for field in fields(Steps)):
+    for name in (field.name for field in fields(StepTimes)):
         own, other = (getattr(run.steps, name) for run in runs)
         assert own.dtype == other.dtype
         assert own.tolist() == other.tolist()

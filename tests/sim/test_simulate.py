@@ -51,9 +51,9 @@ def run(
 
 def test_same_input_same_bytes(code: RoutingTrace, tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
-        runs.save([run(code), run(code, "mo", "jetson-agx-orin-32gb")], tmp_path / name)
+        runs.save_runs([run(code), run(code, "mo", "jetson-agx-orin-32gb")], tmp_path / name)
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    loaded = runs.load(tmp_path / "a.json")
+    loaded = runs.load_runs(tmp_path / "a.json")
     assert [r.to_dict() for r in loaded] == json.loads((tmp_path / "a.json").read_text())
 
 
@@ -189,9 +189,9 @@ def test_a_run_file_of_something_else_is_refused(tmp_path: Path) -> None:
     for content in ("{}", "[1]", "nonsense", '{"version": 99}'):
         (tmp_path / "x.json").write_text(content)
         with pytest.raises(CrispError, match=r"x\.json: "):
-            runs.load(tmp_path / "x.json")
+            runs.load_runs(tmp_path / "x.json")
     with pytest.raises(CrispError, match="cannot be read"):
-        runs.load(tmp_path / "missing.json")
+        runs.load_runs(tmp_path / "missing.json")
 
 
 def test_a_policy_that_looks_at_residency_is_asked_event_by_event(code: RoutingTrace) -> None:

@@ -37,14 +37,14 @@ class BoundWidths(Protocol):
         weights: npt.NDArray[np.float16] | None,
         resident: Sequence[int] | None,
     ) -> Widths:
-        """Blocks of each (token, expert): [rows, k], 0 = skipped.
+        """Return the blocks of each (token, expert): [rows, k] int16, 0 = skipped.
 
         experts [rows, k], -1 = absent; weights [rows, k], the router's, where the trace has them;
         resident [experts], blocks of each on the device.
         """
 
     def table(self) -> Widths | None:
-        """The widths [layers, anchor, expert], if the policy looks at nothing else."""
+        """Return the widths [layers, anchor, expert] if the policy looks at nothing else."""
 
 
 class ResidencyWidths(BoundWidths, Protocol):
@@ -56,7 +56,7 @@ class ResidencyWidths(BoundWidths, Protocol):
         experts: npt.NDArray[np.int16],
         weights: npt.NDArray[np.float16] | None,
     ) -> npt.NDArray[np.uint64]:
-        """Blocks of each (token, expert) that are worth loading, as bits: [rows, k]."""
+        """Return the blocks of each (token, expert) that are worth loading, as bits: [rows, k]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class WidthTable:
         weights: npt.NDArray[np.float16] | None,
         resident: Sequence[int] | None,
     ) -> Widths:
-        """One look-up: neither weights nor residency matter."""
+        """Look widths up; neither weights nor residency matter."""
         ids = experts.astype(np.int64)
         first = anchors(ids, self.counts[layer], self.ordered)
         if self.dominant is not None and ids.shape[1] == 2:
@@ -84,28 +84,29 @@ class WidthTable:
         return table_widths(ids, first, self.blocks[layer])
 
     def table(self) -> Widths | None:
-        """The whole policy, which a device may keep resident."""
+        """Return the whole policy, which a device may keep resident."""
         return self.blocks
 
 
 def dominants(
     experts: npt.NDArray[np.int64], first: npt.NDArray[np.int64], measured: npt.NDArray[np.int16]
 ) -> npt.NDArray[np.int64]:
-    """Each pair's dominant expert [rows]: as measured, else the anchor ``first`` [rows].
+    """Return each pair's dominant expert [rows]: as measured, else the anchor ``first`` [rows].
 
     experts [rows, 2], -1 = absent; measured [E, E], -1 where the pair was not.
     """
     both = (experts[:, 0] >= 0) & (experts[:, 1] >= 0)
     pair = np.where(both[:, None], experts, 0)
-    found = np.where(both, measured[pair[:, 0], pair[:, 1]], -1)
-    return np.where(found >= 0, found, first)
+    dominant = np.where(both, measured[pair[:, 0], pair[:, 1]], -1)  # [rows]
+    return np.where(dominant >= 0, dominant, first)
 
 
 def table_widths(
     experts: npt.NDArray[np.int64], first: npt.NDArray[np.int64], table: Widths
 ) -> Widths:
-    """The rule itself: experts [rows, k] (-1 absent), first [rows] the anchors
-    (or dominant experts), table [E, E].
+    """Look up the width of each (token, expert): [rows, k].
+
+    experts [rows, k], -1 = absent; first [rows]: the anchors, or dominant experts; table [E, E].
     """
     rows, k = experts.shape
     flat = first.repeat(k) * table.shape[1] + experts.ravel()
@@ -141,7 +142,7 @@ class Full(WidthPolicy):
     """Every expert at full width."""
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
-        """All blocks, whatever the combination."""
+        """Give all blocks, whatever the combination."""
         return table_of(spec, profile, ordered, spec.n_blocks, spec.n_blocks)
 
 
@@ -157,7 +158,7 @@ class Uniform(WidthPolicy):
             raise CrispError("width 'uniform(0)': nothing would be executed; give a share above 0")
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
-        """The share, rounded up to whole blocks."""
+        """Give the share, rounded up to whole blocks."""
         blocks = spec.width(self.share)
         return table_of(spec, profile, ordered, blocks, blocks)
 
@@ -169,13 +170,13 @@ class Single(WidthPolicy):
     profiled: ClassVar = True
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
-        """Full width for the anchor, nothing for the rest."""
+        """Give full width to the anchor, nothing to the rest."""
         return table_of(spec, profile, ordered, spec.n_blocks, 0)
 
 
 @dataclass(frozen=True)
 class Tiered(WidthPolicy):
-    """HOT: both full; WARM: the auxiliary at ``warm``; COLD: at ``cold`` (0 skips it)."""
+    """Auxiliary experts by tier: HOT full, WARM at ``warm``, COLD at ``cold`` (0 skips them)."""
 
     profiled: ClassVar = True
     counted: ClassVar = True
@@ -190,7 +191,7 @@ class Tiered(WidthPolicy):
             raise CrispError("width tiered: alpha must not be above beta")
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
-        """Widths by the tier of the pair (anchor, expert); the anchor stays full."""
+        """Give widths by the tier of the pair (anchor, expert); the anchor stays full."""
         by_tier = np.zeros(3, np.int16)
         by_tier[[HOT, WARM, COLD]] = spec.n_blocks, spec.width(self.warm), spec.width(self.cold)
         other = by_tier[tiers(profile, self.alpha, self.beta)]
@@ -200,7 +201,7 @@ class Tiered(WidthPolicy):
 def table_of(
     spec: ModelSpec, profile: Profile, ordered: bool, anchor: int, other: int | Widths
 ) -> WidthTable:
-    """A table with ``anchor`` blocks on the diagonal and ``other`` off it (or as it says)."""
+    """Return a table of ``anchor`` blocks on the diagonal and ``other`` off it (or as it says)."""
     layers, n = profile.expert_counts.shape
     blocks = np.empty((layers, n, n), np.int16)
     blocks[:] = other
@@ -209,7 +210,7 @@ def table_of(
 
 
 def weights_of(name: str, weights: npt.NDArray[np.float16] | None) -> npt.NDArray[np.float16]:
-    """The router's weights; CrispError where the trace has none."""
+    """Return the router's weights [rows, k]; CrispError where the trace has none."""
     if weights is None:
         raise CrispError(f"width {name}: asks for the router's weights, and the trace has none")
     return weights

@@ -29,7 +29,7 @@ MOST_BLOCKS = 64  # of an expert, where blocks are bits of a word
 
 
 def width_on(resident: int, wanted: int) -> int:
-    """What an expert runs at: all ``resident`` blocks, and those behind them while ``wanted``.
+    """Return an expert's width: all ``resident`` blocks, and those behind them while ``wanted``.
 
     wanted: bit b says that block b is worth loading.
 
@@ -57,13 +57,13 @@ class ByContribution:
         weights: npt.NDArray[np.float16] | None,
         resident: Sequence[int] | None,
     ) -> Widths:
-        """The leading blocks before the first that is not worth executing."""
+        """Return the number of blocks before the first that is not worth executing: [rows, k]."""
         worth = _worth(self.leading[layer], self.thresholds[layer], experts, weights)
         widths: Widths = worth.sum(axis=2, dtype=np.int16)
         return widths
 
     def table(self) -> Widths | None:
-        """None: the router's weight matters."""
+        """Return None: the router's weight matters."""
         return None
 
 
@@ -79,10 +79,10 @@ class PrefixExtension:
         weights: npt.NDArray[np.float16] | None,
         resident: Sequence[int] | None,
     ) -> Widths:
-        """All that is resident, and further blocks while they are wanted."""
+        """Return all resident blocks, and further ones while they are wanted: [rows, k]."""
         assert resident is not None
         rows = zip(experts.tolist(), self.wanted(layer, experts, weights).tolist(), strict=True)
-        return np.array([row_on(ids, resident, own) for ids, own in rows], np.int16)
+        return np.array([row_on(ids, resident, bits) for ids, bits in rows], np.int16)
 
     @abstractmethod
     def wanted(
@@ -91,10 +91,10 @@ class PrefixExtension:
         experts: npt.NDArray[np.int16],
         weights: npt.NDArray[np.float16] | None,
     ) -> Bits:
-        """Blocks worth loading, as bits: [rows, k]."""
+        """Return the blocks worth loading, as bits: [rows, k]."""
 
     def table(self) -> Widths | None:
-        """None: residency matters."""
+        """Return None: residency matters."""
         return None
 
 
@@ -111,21 +111,21 @@ class ResidentThresholdWidths(PrefixExtension):
         experts: npt.NDArray[np.int16],
         weights: npt.NDArray[np.float16] | None,
     ) -> Bits:
-        """Blocks whose weight x contribution reaches the threshold."""
+        """Return blocks whose weight x contribution reaches the threshold, as bits: [rows, k]."""
         worth = _worth(self.contributions[layer], self.thresholds[layer], experts, weights)
         return as_bits(worth)
 
 
 @dataclass(frozen=True)
 class Contribution(WidthPolicy):
-    """Blocks worth executing, a ``share`` of all: the leading ones before the first that is not."""
+    """The blocks before the first that is not worth executing; ``share``: worth it, of all."""
 
     profiled: ClassVar = True
     counted: ClassVar = True
     share: Fraction = Fraction(3, 4)
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> ByContribution:
-        """Thresholds for the share; CrispError without contributions or weights."""
+        """Set thresholds for the share; CrispError without contributions or weights."""
         sizes = contributions(spec, profile, "contribution")
         return ByContribution(
             np.minimum.accumulate(sizes, axis=2), thresholds(profile, sizes, self.share)
@@ -134,21 +134,21 @@ class Contribution(WidthPolicy):
 
 @dataclass(frozen=True)
 class ContributionResident(WidthPolicy):
-    """All that is resident runs; the same threshold decides what is worth loading."""
+    """All resident blocks, and those that the same threshold finds worth loading."""
 
     profiled: ClassVar = True
     counted: ClassVar = True
     share: Fraction = Fraction(3, 4)
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> ResidentThresholdWidths:
-        """Thresholds as of `Contribution`, which does not look at what is resident."""
+        """Set the thresholds of `Contribution`, which does not look at what is resident."""
         check_blocks(spec, "contribution-resident")
         sizes = contributions(spec, profile, "contribution-resident")
         return ResidentThresholdWidths(sizes, thresholds(profile, sizes, self.share))
 
 
 def contributions(spec: ModelSpec, profile: Profile, name: str) -> Floats:
-    """The profile's, in the blocks of ``spec``: [layers, experts, blocks].
+    """Return the profile's contributions in the blocks of ``spec``: [layers, experts, blocks].
 
     They were measured for blocks of another number where the routing is one model's and the sizes
     are another's: an expert's contribution is then spread evenly within each of them.
@@ -158,11 +158,11 @@ def contributions(spec: ModelSpec, profile: Profile, name: str) -> Floats:
             f"width {name}: asks what each block contributes, which only preparation measures; "
             "give the prepared model's --metadata"
         )
-    own = profile.contributions.astype(np.float64)
-    have, want = own.shape[2], spec.n_blocks
+    measured = profile.contributions.astype(np.float64)
+    have, want = measured.shape[2], spec.n_blocks
     if have == want:
-        return own
-    upto = np.concatenate([np.zeros((*own.shape[:2], 1)), np.cumsum(own, axis=2)], axis=2)
+        return measured
+    upto = np.concatenate([np.zeros((*measured.shape[:2], 1)), np.cumsum(measured, axis=2)], axis=2)
     places = np.linspace(0, have, want + 1)
     low = np.minimum(places.astype(np.int64), have - 1)
     ends = upto[:, :, low] + (upto[:, :, low + 1] - upto[:, :, low]) * (places - low)
@@ -170,14 +170,14 @@ def contributions(spec: ModelSpec, profile: Profile, name: str) -> Floats:
 
 
 def thresholds(profile: Profile, sizes: Floats, share: Fraction) -> Floats:
-    """What weight x contribution must reach for ``share`` of a layer's blocks to: [layers].
+    """Return the weight x contribution that ``share`` of a layer's blocks reach: [layers].
 
     Counted over the profile's tokens: each expert as often as it was routed to, at the quantiles of
     its router weights.
     """
     assert profile.router_weights is not None
     leading = np.minimum.accumulate(sizes, axis=2)
-    found = np.zeros(len(sizes))
+    least_worth = np.zeros(len(sizes))  # [layers]
     for layer, counts in enumerate(profile.expert_counts):
         worth = (
             profile.router_weights[layer].astype(np.float64)[:, :, None]
@@ -188,15 +188,15 @@ def thresholds(profile: Profile, sizes: Floats, share: Fraction) -> Floats:
         upto = np.cumsum(often[falling])
         least = share * int(upto[-1])
         if not share:
-            found[layer] = np.inf
+            least_worth[layer] = np.inf
         elif upto[-1]:
             place = int(np.searchsorted(upto, -(-least.numerator // least.denominator)))
-            found[layer] = worth.ravel()[falling[place]]
-    return found
+            least_worth[layer] = worth.ravel()[falling[place]]
+    return least_worth
 
 
 def row_on(experts: Sequence[int], resident: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """`width_on` of a token's experts."""
+    """Return `width_on` of each of a token's experts."""
     return [
         width_on(resident[expert], bits) if expert >= 0 else 0
         for expert, bits in zip(experts, wanted, strict=True)
@@ -204,7 +204,7 @@ def row_on(experts: Sequence[int], resident: Sequence[int], wanted: Sequence[int
 
 
 def as_bits(flags: npt.NDArray[np.bool_]) -> Bits:
-    """Flags [..., blocks] as words [...], block b as bit b."""
+    """Return flags [..., blocks] as words [...], block b as bit b."""
     powers = np.uint64(1) << np.arange(flags.shape[-1], dtype=np.uint64)
     words: Bits = np.where(flags, powers, np.uint64(0)).sum(axis=-1, dtype=np.uint64)
     return words
@@ -225,7 +225,7 @@ def _worth(
     experts: npt.NDArray[np.int16],
     weights: npt.NDArray[np.float16] | None,
 ) -> npt.NDArray[np.bool_]:
-    """Whether weight x size reaches the threshold: [rows, k, blocks]; sizes [experts, blocks]."""
-    asked = weights_of("contribution", weights).astype(np.float64)[:, :, None]
-    worth: npt.NDArray[np.bool_] = asked * sizes[np.maximum(experts, 0)] >= threshold
+    """Return whether weight x size [experts, blocks] reaches the threshold: [rows, k, blocks]."""
+    router = weights_of("contribution", weights).astype(np.float64)[:, :, None]
+    worth: npt.NDArray[np.bool_] = router * sizes[np.maximum(experts, 0)] >= threshold
     return worth & (experts >= 0)[:, :, None]

@@ -1,4 +1,4 @@
-"""Every width policy by its name."""
+"""The table of width policies by name."""
 
 from __future__ import annotations
 

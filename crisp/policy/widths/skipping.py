@@ -1,4 +1,4 @@
-"""Experts that are left out whole, and auxiliary experts that cost no loading: widths of others.
+"""Widths that leave experts out whole, and widths of what is resident without more loading.
 
 Skipping by router weights is after Lu et al., Not All Experts are Equal (arXiv 2402.14800), 2024,
 who take each layer's median ratio as the share; here it is given. They drop the experts whose
@@ -46,18 +46,18 @@ class Skipping:
         weights: npt.NDArray[np.float16] | None,
         resident: Sequence[int] | None,
     ) -> Widths:
-        """0 where weight x worth is below ``least`` of the anchor's, which always runs."""
+        """Return 0 where weight x worth is below ``least`` of the anchor's, which always runs."""
         ids = experts.astype(np.int64)
         there = ids >= 0
-        own = weights_of("skip", weights).astype(np.float64)
-        own = np.where(there, own * self.worth[layer][np.maximum(ids, 0)], 0)
+        worth = weights_of("skip", weights).astype(np.float64)  # [rows, k]
+        worth = np.where(there, worth * self.worth[layer][np.maximum(ids, 0)], 0)
         is_anchor = ids == anchors(ids, self.counts[layer], self.ordered)[:, None]
-        most = np.where(is_anchor, own, 0).max(axis=1, keepdims=True)
-        runs = there & (is_anchor | (own >= self.least * most))
+        most = np.where(is_anchor, worth, 0).max(axis=1, keepdims=True)
+        runs = there & (is_anchor | (worth >= self.least * most))
         return np.where(runs, self.blocks, 0).astype(np.int16)
 
     def table(self) -> Widths | None:
-        """None: the router's weights matter."""
+        """Return None: the router's weights matter."""
         return None
 
 
@@ -68,21 +68,21 @@ class Skip(WidthPolicy):
     share: Fraction = Fraction(1, 2)
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> Skipping:
-        """All experts are worth the same."""
+        """Take all experts as worth the same."""
         counts = profile.expert_counts
         return Skipping(spec.n_blocks, float(self.share), np.ones(counts.shape), counts, ordered)
 
 
 @dataclass(frozen=True)
 class SkipContribution(WidthPolicy):
-    """The same, each weight times what its expert contributes on average."""
+    """`Skip` with each weight times what its expert contributes on average."""
 
     profiled: ClassVar = True
     counted: ClassVar = True
     share: Fraction = Fraction(1, 2)
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> Skipping:
-        """CrispError without contributions."""
+        """Weigh by contributions; CrispError without them."""
         worth = contributions(spec, profile, "skip-contribution").sum(axis=2)
         return Skipping(spec.n_blocks, float(self.share), worth, profile.expert_counts, ordered)
 
@@ -96,14 +96,14 @@ class Drop(WidthPolicy):
     share: Fraction = Fraction(1, 4)
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
-        """Ties: the higher id is dropped first; the share is rounded down to whole experts."""
+        """Drop a share rounded down to whole experts; ties: the higher id first."""
         kept = spec.n_experts - math.floor(self.share * spec.n_experts)
         widths = np.zeros(profile.expert_counts.shape, np.int16)
         most = np.argsort(-profile.expert_counts, axis=1, kind="stable")[:, :kept]
         np.put_along_axis(widths, most, np.int16(spec.n_blocks), axis=1)
         table = table_of(spec, profile, ordered, 0, widths[:, None, :])
-        own = np.arange(spec.n_experts)
-        table.blocks[:, own, own] = widths
+        diagonal = np.arange(spec.n_experts)
+        table.blocks[:, diagonal, diagonal] = widths
         return table
 
 
@@ -122,7 +122,7 @@ class ResidentFloorWidths(PrefixExtension):
         experts: npt.NDArray[np.int16],
         weights: npt.NDArray[np.float16] | None,
     ) -> Bits:
-        """The anchor's blocks, and those of the others below the floor."""
+        """Return the anchor's blocks, and others' below the floor, as bits: [rows, k]."""
         ids = experts.astype(np.int64)
         first = anchors(ids, self.counts[layer], self.ordered)[:, None]
         least = np.where(ids == first, self.blocks, self.floor)
@@ -137,7 +137,7 @@ class ResidentFloor(WidthPolicy):
     floor: Fraction = Fraction(1, 2)
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> ResidentFloorWidths:
-        """The floor, rounded up to whole blocks."""
+        """Round the floor up to whole blocks."""
         check_blocks(spec, "resident")
         return ResidentFloorWidths(
             spec.width(self.floor), spec.n_blocks, profile.expert_counts, ordered

@@ -32,7 +32,7 @@ class Solver(WidthPolicy):
     loss: Fraction = Fraction(1, 50)  # relative: 0.02 is 2 % more perplexity
 
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> WidthTable:
-        """An expert's two widths; CrispError where losses were not measured, or in other blocks.
+        """Solve for each expert's two widths; CrispError for losses not measured in these blocks.
 
         Roles are those of the measurement, told by the router's weight.
         """
@@ -48,21 +48,21 @@ class Solver(WidthPolicy):
                 f"width solver: {spec.name} has {spec.n_blocks} blocks an expert, but losses were "
                 f"measured for {widths - 1}"
             )
-        found = solve(
+        blocks = solve(
             losses.reshape(-1, widths).astype(np.float64),
             counts.ravel(),
             spec.block_bytes,
             math.log1p(self.loss),
         )
-        anchor, beside = np.moveaxis(found.reshape(layers, experts, roles), 2, 0)
+        anchor, beside = np.moveaxis(blocks.reshape(layers, experts, roles), 2, 0)
         table = table_of(spec, profile, ordered, 0, beside[:, None, :].astype(np.int16))
-        own = np.arange(experts)
-        table.blocks[:, own, own] = anchor
+        diagonal = np.arange(experts)
+        table.blocks[:, diagonal, diagonal] = anchor
         return replace(table, dominant=None)
 
 
 def solve(losses: Floats, frequency: Ints, cost: float, most: float) -> Ints:
-    """The blocks of each item: [items], of the least sum of frequency x blocks x cost.
+    """Return each item's blocks [items] with the least sum of frequency x blocks x cost.
 
     losses [items, widths]: of an item at 0, 1, ... all blocks, any unit, NaN: unknown; frequency
     [items]; cost of a block; most: what the losses of all items may sum to, 0 or more.
@@ -72,16 +72,16 @@ def solve(losses: Floats, frequency: Ints, cost: float, most: float) -> Ints:
     to any width fill what is left, the least loss for a saved byte first. Items of unknown loss,
     and those that never occur, stay full.
     """
-    known = np.isfinite(losses).all(axis=1) & (frequency > 0)
+    is_known = np.isfinite(losses).all(axis=1) & (frequency > 0)
     blocks = np.full(len(losses), losses.shape[1] - 1)
-    blocks[known] = _solve(
-        monotone(losses[known]), cost * frequency[known].astype(np.float64), most
+    blocks[is_known] = _solve(
+        monotone(losses[is_known]), cost * frequency[is_known].astype(np.float64), most
     )
     return blocks
 
 
 def monotone(losses: Floats) -> Floats:
-    """Losses [items, widths] by which a wider item never loses more, and a full one nothing.
+    """Return losses [items, widths] by which a wider item loses no more, a full one nothing.
 
     Noise can make a measured loss negative, or a wider one larger: each width is charged the
     largest of its own loss and those of wider ones, so that no luck is counted on.
@@ -89,17 +89,17 @@ def monotone(losses: Floats) -> Floats:
     >>> monotone(np.array([[0.3, -0.1, 0.2, -0.2, 0.0]]))
     array([[0.3, 0.2, 0.2, 0. , 0. ]])
     """
-    own = losses - losses[:, -1:]
-    return np.maximum.accumulate(own[:, ::-1], axis=1)[:, ::-1]
+    extra = losses - losses[:, -1:]
+    return np.maximum.accumulate(extra[:, ::-1], axis=1)[:, ::-1]
 
 
 def _solve(losses: Floats, prices: Floats, most: float) -> Ints:
-    """Of known, monotone losses; prices [items]: of a block of each."""
+    """Solve for known, monotone losses; prices [items]: of a block of each."""
     at = np.full(len(losses), losses.shape[1] - 1)
     steps = [
         (slope / price, item, to)
-        for item, (own, price) in enumerate(zip(losses, prices.tolist(), strict=True))
-        for to, slope in _descent(own.tolist())
+        for item, (item_losses, price) in enumerate(zip(losses, prices.tolist(), strict=True))
+        for to, slope in _descent(item_losses.tolist())
     ]
     left = most
     for _, item, to in sorted(steps, key=lambda step: step[0]):  # an item's stay in their order
@@ -121,18 +121,18 @@ def _solve(losses: Floats, prices: Floats, most: float) -> Ints:
 
 
 def _descent(losses: list[float]) -> list[tuple[int, float]]:
-    """Corners of the lower convex hull below the full width, the widest first.
+    """Return corners of the lower convex hull below the full width, the widest first.
 
     Each with the loss of a block on the way there from the one before, which grows.
     """
     full = len(losses) - 1
-    found = [(full, -math.inf)]
+    corners = [(full, -math.inf)]
     for width in range(full - 1, -1, -1):
         while True:
-            last, before = found[-1]
+            last, before = corners[-1]
             slope = (losses[width] - losses[last]) / (last - width)
             if slope > before:
                 break
-            found.pop()
-        found.append((width, slope))
-    return found[1:]
+            corners.pop()
+        corners.append((width, slope))
+    return corners[1:]

@@ -42,12 +42,12 @@ class Event:
 @contextmanager
 def watching(model: ResidentModel) -> Iterator[list[list[Event]]]:
     """The events of every MoE layer in turn, while the model runs."""
-    seen: list[list[Event]] = [[] for _ in model.found.layers]
+    seen: list[list[Event]] = [[] for _ in model.layout.layers]
     hooks = [
         layer.experts.register_forward_hook(
             lambda _, given, output, own=own: own.append(Event(*given, output))
         )
-        for own, layer in zip(seen, model.found.layers, strict=True)
+        for own, layer in zip(seen, model.layout.layers, strict=True)
     ]
     try:
         yield seen

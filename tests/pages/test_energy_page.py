@@ -53,7 +53,7 @@ def test_the_page(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(crisp.hw.telemetry.metering.time, "sleep", lambda seconds: None)
     meter = MadeUp()
-    monkeypatch.setattr(crisp.hw.telemetry, "chosen", lambda device: meter)
+    monkeypatch.setattr(crisp.hw.telemetry, "meter_for", lambda device: meter)
     page = (ROOT / "docs" / "energy.md").read_text(encoding="utf-8")
     assert len(check_console(page, capsys)) == 4
     assert json.loads(Path("sleep.json").read_text(encoding="utf-8"))["reached"] is True

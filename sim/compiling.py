@@ -44,10 +44,23 @@ def kept(function: Callable[P, T], **options: Any) -> Callable[P, T]:
     """
     try:
         dispatcher: Any = njit(function, cache=True, **options)
+        _drop_unreadable_index(dispatcher)
     except RuntimeError:  # no folder can be written to
         dispatcher = njit(function, **options)
     typed: Callable[P, T] = dispatcher
     return typed
+
+
+def _drop_unreadable_index(dispatcher: Any) -> None:
+    """Empty the index of what was compiled before, if it names types that are no longer there.
+
+    Numba reads it whole before it looks whether it is of today's source, and would fail.
+    """
+    index = dispatcher._cache._cache_file
+    try:
+        index._load_index()
+    except Exception:  # whatever unpickling a vanished type raises
+        index.flush()
 
 
 def digest(modules: Iterable[ModuleType]) -> str:

@@ -63,7 +63,12 @@ app.command()(reproduce)
 # what follows the first word that is no option is another command's
 app.command(context_settings={"allow_interspersed_args": False})(energy)
 app.command()(doctor)
-app.add_typer(trace.app, name="trace", cls=Group, short_help="Traces: look, import, capture.")
+app.add_typer(
+    trace.app,
+    name="trace",
+    cls=Group,
+    short_help="Routing traces: info, validate, import, synth, capture.",
+)
 trace.app.command()(capture)
 
 
@@ -77,7 +82,9 @@ def _version(wanted: bool) -> None:
 def options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Say which, and exit."),
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Explore offline how an MoE model runs when its experts do not fit into device memory."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from crisp.errors import CrispError
 
 
@@ -28,3 +30,11 @@ def split_list(text: str, option: str) -> list[str]:
     if not all(items):
         raise CrispError(f"{option} '{text}': an item of the list is empty")
     return items
+
+
+def check_one(text: str | None, option: str) -> None:
+    """Raise CrispError, naming ``option``, for a list where only `crisp sweep` takes one."""
+    if text is not None and "," in re.sub(r"\([^()]*\)", "", text):
+        raise CrispError(
+            f"{option} '{text}': expected one; a list of them goes to crisp sweep {option}"
+        )

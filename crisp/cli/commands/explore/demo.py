@@ -30,7 +30,8 @@ POLICIES = {
     "lru": "a layer's most recently used experts stay; loading and computing overlap",
     "mo": "lru, and {ahead} is prefetched (MoE-Offload)",
     "up": "lru, of every expert only the leading half (uniform pruning)",
-    "crisp": "lru, the second expert of a rarer pair at half width or not at all; widest first",
+    "crisp": "lru; for a rarer pair, the second expert at half width or skipped; "
+    "the widest loads first",
 }
 BUDGETS, ROWS = ("10%", "20%", "30%", "40%", "50%"), 1000
 QUICK_BUDGETS, QUICK_ROWS = ("10%", "50%"), 60
@@ -159,7 +160,7 @@ def _reading(setup: Setup, runs: Sequence[Run]) -> list[str]:
     }
     if loaded["mo"] > loaded["lru"]:
         more = 100 * (loaded["mo"] / loaded["lru"] - 1)
-        lines.append(f"mo guesses in vain at times: in all it loads {more:.0f} % more than lru.")
+        lines.append(f"mo sometimes guesses wrongly: overall it loads {more:.0f} % more than lru.")
     return lines
 
 
@@ -217,7 +218,7 @@ def _bound(runs: Sequence[Run]) -> Line:
     names = ("belady_bound_ms_per_token", "compute_bound_ms_per_token")
     least = [max(run.metrics[name] or 0 for name in names) for run in lru_runs]
     shares = [float(run.settings["budget"]["share"]) for run in lru_runs]
-    return Line("bound", shares, [1e3 / ms for ms in least], ":")
+    return Line("bound,\nfull experts", shares, [1e3 / ms for ms in least], ":")
 
 
 def _draw_token(setup: Setup, path: Path) -> None:

@@ -34,7 +34,10 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Show runs side by side: conditions, all metrics, charts, one token's time."""
+    """Show runs side by side, as text or as an HTML page.
+
+    Shown are the conditions, all metrics, charts, and the time of one token.
+    """
     import sys
 
     from crisp.cli.options.files import STDOUT, check_no_folder, check_outputs

@@ -34,7 +34,10 @@ def reproduce(
         typer.Option("--details", help="Print every claim in full, as the page has it."),
     ] = False,
 ) -> None:
-    """Go through the claims of the CRISP paper: what it prints, what we find, a verdict."""
+    """Check the claims of the CRISP paper, one by one.
+
+    Each has what the paper prints, what is found here, and a verdict.
+    """
     from crisp.cli.output.progress import progress_of
     from crisp.reproduce.findings.answers import findings
     from crisp.reproduce.page.page import IMAGES, PAGE, PICTURES, write_page

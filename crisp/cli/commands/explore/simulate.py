@@ -56,7 +56,7 @@ def simulate(
 ) -> None:
     """Run a trace under policies on a simulated machine."""
     from crisp.cli.options.files import check_no_folder
-    from crisp.cli.options.lists import split_list
+    from crisp.cli.options.lists import check_one, split_list
     from crisp.cli.output.progress import progress
     from crisp.cli.output.run_files import Outputs
     from crisp.cli.output.run_tables import format_report
@@ -70,6 +70,9 @@ def simulate(
     from crisp.trace.bundled import resolve_trace
 
     policies, budgets = split_list(policy, "--policy"), split_list(budget, "--budget")
+    parts = (("width", width), ("order", order), ("cache", cache), ("prefetch", prefetch))
+    for name, value in parts:
+        check_one(value, f"--{name}")
     if engine not in ENGINES:
         raise unknown_name(engine, ENGINES, "engine")
     outputs = Outputs(json, timeline, perfetto, plot)

@@ -86,9 +86,10 @@ def sweep(
     yes: Annotated[bool, typer.Option("--yes", help="Run however many cells there are.")] = False,
     plugin: flags.Plugin = None,
 ) -> None:
-    """Run simulations of every combination of settings, or of some at random.
+    """Run simulations of many settings: all combinations, or some.
 
-    An interrupted sweep goes on where it was when it is started again.
+    A file can ask for some at random. An interrupted sweep goes on where it was when it is started
+    again.
     """
     from crisp.cli.options.files import check_outputs
     from crisp.cli.options.lists import split_list

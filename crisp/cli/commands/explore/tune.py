@@ -43,7 +43,7 @@ def tune(
     limit: flags.Limit = None,
     plugin: flags.Plugin = None,
 ) -> None:
-    """Find the widths, and the cache for them, that are worth it.
+    """Find the widths and the cache that load least within a loss.
 
     Every width whose loss was measured is simulated at the budget. What is printed is what no other
     one beats: the least that a token takes, against the loss of quality.

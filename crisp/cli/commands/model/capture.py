@@ -45,7 +45,10 @@ def capture(
         bool, typer.Option("--token-ids", help="Keep the tokens' ids in the trace.")
     ] = Recipe.token_ids,
 ) -> None:
-    """Record which experts a model routes to while it reads texts and writes on."""
+    """Record which experts a model chooses for texts.
+
+    It reads the beginning of each text and writes on.
+    """
     texts = [*text, *(more or [])]
     # What can be said before the work is said before the work.
     for path in texts:

@@ -46,7 +46,7 @@ def info(
         str | None, typer.Option("--json", metavar="FILE", help="All facts as JSON; -: print it.")
     ] = None,
 ) -> None:
-    """Say what a trace holds: its shape, how skewed it is, how it persists."""
+    """Describe a trace: its shape, its skew, its persistence."""
     if plot is not None:
         check_format(Path(plot))
     path = resolve_trace(trace)
@@ -144,7 +144,7 @@ def synth(
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     sequences: Annotated[int, typer.Option(help="Sequences, of equal length.")] = 1,
 ) -> None:
-    """Draw a synthetic top-2 trace from per-layer statistics of a real one."""
+    """Draw a synthetic top-2 trace from statistics of a real one."""
     inputs = [("--pairs", pairs), ("--persistence", persistence)]
     check_outputs({"--out": out}, inputs, stdout=False)
     chains = read_chains(pairs, persistence)

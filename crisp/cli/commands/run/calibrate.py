@@ -32,7 +32,7 @@ def calibrate(
     ] = 60,
     dry_run: flags.DryRun = False,
 ) -> None:
-    """Measure loads and computations on a device, as a hardware profile to simulate with."""
+    """Measure a device, as a hardware profile to simulate with."""
     import sys
 
     from crisp.cli.options.devices import device_options

@@ -57,7 +57,7 @@ def doctor(
     ] = None,
     json: Annotated[str | None, flags.file("The same, as JSON")] = None,
 ) -> None:
-    """Say what this machine offers, and what to do about what it lacks."""
+    """Say what this machine offers, and how to get what it lacks."""
     import sys
     from json import dumps
 

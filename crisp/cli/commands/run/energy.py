@@ -49,7 +49,10 @@ def energy(
         str | None, typer.Option(metavar="FILE", help="The same, and each run, as JSON.")
     ] = None,
 ) -> None:
-    """Run any command and say, on standard error, how many joules it took."""
+    """Run any command and measure the joules that it takes.
+
+    The result is printed on standard error.
+    """
     from json import dumps
     from math import isfinite
     from shutil import which
@@ -57,7 +60,7 @@ def energy(
     from crisp.cli.options.files import check_outputs
     from crisp.errors import CrispError
     from crisp.files import atomic
-    from crisp.hw.telemetry.metered_command import find_meter, measure
+    from crisp.hw.telemetry.metered_command import find_meter, measure_command
     from crisp.run.repeats import StoppingRule
 
     rule = StoppingRule.parse(within, repeats, "--")
@@ -70,7 +73,7 @@ def energy(
         there = Path(command[0]).exists() and "/" in command[0]
         why = "cannot be run" if there else "there is no such command"
         raise CrispError(f"{command[0] or repr('')}: {why}")
-    measured = measure(command, find_meter(meter), idle, rule)
+    measured = measure_command(command, find_meter(meter), idle, rule)
     print("\n".join(lines(measured, tokens)), file=sys.stderr)
     if json is not None:
         with atomic(json) as temporary:

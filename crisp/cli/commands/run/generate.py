@@ -68,7 +68,10 @@ def generate(
     dry_run: flags.DryRun = False,
     plugin: flags.Plugin = None,
 ) -> None:
-    """Let a model write, with its routed experts loaded from a store as they are needed."""
+    """Let a model write text, its experts loaded from a store.
+
+    Routed experts are loaded as they are needed; everything else stays in memory.
+    """
     from crisp.cli.options.devices import device_options
     from crisp.cli.options.files import check_no_folder, check_outputs
     from crisp.cli.output.dry_run import dry_run_summary

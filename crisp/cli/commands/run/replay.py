@@ -53,7 +53,7 @@ def replay(
     dry_run: flags.DryRun = False,
     plugin: flags.Plugin = None,
 ) -> None:
-    """Run a trace's routing on this machine, with experts loaded from a store."""
+    """Run a trace on this machine, its experts loaded from a store."""
     from crisp.cli.options.devices import device_options
     from crisp.cli.options.files import check_no_folder
     from crisp.cli.options.lists import split_list

@@ -285,6 +285,10 @@ expert_compute_ms = {{ value = 1, source = "a test" }}
         ("--hardware rtx4090", "unknown hardware profile 'rtx4090'; did you mean 'rtx4090-pcie4'"),
         ("--order widst", "unknown order 'widst'; did you mean 'widest'?"),
         ("--cache lru2", "unknown cache 'lru2'; did you mean 'lru'?"),
+        (
+            "--cache lru,lfu",
+            "--cache 'lru,lfu': expected one; a list of them goes to crisp sweep --c",
+        ),
         ("--width tierd", "unknown width 'tierd'; did you mean 'tiered'?"),
         ("--width tiered(alpah=.5)", "unknown parameter of width tiered 'alpah'; did you mean "),
         ("--prefetch gues", "unknown prefetch 'gues'; did you mean 'guess'?"),

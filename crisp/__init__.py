@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from crisp.run.inputs import LoadedInputs as LoadedInputs
     from crisp.run.inputs import TraceSource as TraceSource
     from crisp.run.inputs import load_inputs as load_inputs
+    from crisp.run.repeats import StoppingRule as StoppingRule
     from crisp.run.result import Run as Run
     from crisp.run.result import load_runs as load_runs
     from crisp.run.result import save_runs as save_runs
@@ -44,6 +45,7 @@ _MODULES = {
     "RoutingTrace": "crisp.trace",
     "Run": "crisp.run.result",
     "Setup": "crisp.run.setup",
+    "StoppingRule": "crisp.run.repeats",
     "TraceSource": "crisp.run.inputs",
     "compare": "crisp.run.compare",
     "load_inputs": "crisp.run.inputs",

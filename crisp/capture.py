@@ -19,12 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crisp.adapter import ExpertLayout, RecordedRouting, RoutingRecorder, record_routing
-from crisp.checkpoint.loading import LoadedModel
+from crisp.checkpoint.loading import LoadedModel, load_model
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.progress import Progress, counter, no_progress
 from crisp.text_windows import even_share, opening_ids, read_text
 from crisp.trace import DECODE, PREFILL, Header, RoutingTrace
+
+__all__ = ["Recipe", "capture", "load_model"]
 
 DEFAULT_SEQUENCES = 16  # of each text, where that many fit
 

@@ -20,13 +20,14 @@ from crisp.policy.cache import CACHES, CacheRule
 from crisp.policy.eviction import AdmittedRule, UsedRule, VictimRule
 from crisp.policy.order import ORDERS, Key, OrderRule
 from crisp.policy.prefetch import FUTURE, PREFETCHERS, PROFILE, ROUTER, Predict, PrefetchRule
-from crisp.policy.widths.base import WidthPolicy
+from crisp.policy.widths.base import WidthPolicy, table_of, weights_of
 from crisp.policy.widths.names import WIDTHS
 
 if TYPE_CHECKING:
     from crisp.hw.devices.options import OpenDevice
 
 __all__ = [
+    "WidthPolicy",
     "register_cache",
     "register_device",
     "register_importer",
@@ -34,6 +35,8 @@ __all__ = [
     "register_order",
     "register_prefetcher",
     "register_width",
+    "table_of",
+    "weights_of",
 ]
 
 W = TypeVar("W", bound=WidthPolicy)

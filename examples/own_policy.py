@@ -1,6 +1,7 @@
 """Run rules of your own, first simulated and then on this machine (needs the extra hf)."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import own_rules  # noqa: F401  the file beside this one: importing it registers its rules
 
@@ -10,10 +11,11 @@ from crisp.sim import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 
-store = pack(ROOT / "traces/tiny-mixtral", Path("store"))  # the experts, as blocks on the disk
-setup = load_setup("tiny-mixtral-docs", model="store")
-policy = setup.policy("lru", width="second(share=.25)", cache="largest")
-case = setup.case(policy, "50%", limit=100)
-for run in (simulate(case, "rtx4090-pcie4"), replay(case, store, DeviceOptions())):
-    hits, loaded = run.metrics["hits"], run.metrics["bytes_loaded"]
-    print(f"{run.settings['engine']:5} {hits} hits, {loaded:,} bytes loaded")
+with TemporaryDirectory(dir=".") as folder:  # here, as /tmp may be in memory
+    store = pack(ROOT / "traces/tiny-mixtral", Path(folder))  # the experts, as blocks
+    setup = load_setup("tiny-mixtral-docs", model=folder)
+    policy = setup.policy("lru", width="second(share=.25)", cache="largest")
+    case = setup.case(policy, "50%", limit=100)
+    for run in (simulate(case, "rtx4090-pcie4"), replay(case, store, DeviceOptions())):
+        hits, loaded = run.metrics["hits"], run.metrics["bytes_loaded"]
+        print(f"{run.settings['engine']:5} {hits} hits, {loaded:,} bytes loaded")

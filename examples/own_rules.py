@@ -1,13 +1,13 @@
 """A width rule and an eviction rule: a plugin, which own_policy.py runs from Python.
 
-Any command takes it too: crisp simulate tiny-mixtral-docs --plugin own_rules.py --cache largest
+Any command takes it too, such as (in this folder)
+crisp simulate tiny-mixtral-docs --plugin own_rules.py --policy lru --cache largest --budget 30%
 """
 
 from dataclasses import dataclass
 from fractions import Fraction
 
-from crisp.plugins import register_cache, register_width
-from crisp.policy.widths.base import WidthPolicy, table_of
+from crisp.plugins import WidthPolicy, register_cache, register_width, table_of
 
 
 @register_width("second")

@@ -18,9 +18,10 @@ def main() -> None:
     policies = {width: setup.policy("crisp", width=width) for width in widths}
     runs = run_all([plan_run(setup, policies[width], budget) for width, budget in cells])
     table = pd.DataFrame(cells, columns=["width", "budget"])
-    for metric in ("bytes_per_token", "tokens_per_second", "hit_rate"):
-        table[metric] = [run.metrics[metric] for run in runs]
-    print(table.sort_values("bytes_per_token").groupby("budget").head(5).to_string(index=False))
+    for metric, digits in (("bytes_per_token", None), ("tokens_per_second", None), ("hit_rate", 3)):
+        table[metric] = [round(run.metrics[metric], digits) for run in runs]
+    table = table.sort_values(["budget", "bytes_per_token"])
+    print(table.groupby("budget").head(5).to_string(index=False))
 
 
 if __name__ == "__main__":  # other processes import this file

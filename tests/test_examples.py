@@ -20,6 +20,7 @@ def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     def run(name: str) -> str:
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        assert not list(tmp_path.iterdir())  # nothing is left behind
         return capsys.readouterr().out
 
     return run
@@ -35,7 +36,7 @@ def test_an_example_is_read_in_a_minute(path: Path) -> None:
 
 
 @pytest.mark.seconds
-def test_capture_and_simulate(printed, tmp_path: Path) -> None:
+def test_capture_and_simulate(printed) -> None:
     pytest.importorskip("transformers")
     rows = re.findall(
         r"^(\w+) +([\d.]+) tokens/s +([\d,]+) MB", printed("capture_and_simulate.py"), re.M
@@ -44,7 +45,6 @@ def test_capture_and_simulate(printed, tmp_path: Path) -> None:
     speeds = [float(speed) for _, speed, _ in rows]
     assert speeds == sorted(speeds)
     assert rows[0][2] == "1,123"  # 6 layers, 2 experts of 93.6 MB: full offloading loads them all
-    assert (tmp_path / "mine.trace.safetensors").exists()
 
 
 @pytest.mark.seconds
@@ -70,7 +70,7 @@ def test_own_machine(printed) -> None:
 @pytest.mark.seconds
 def test_sweep(printed) -> None:
     rows = re.findall(r"^(tiered\S+) +(\d+%) +([\d.]+)", printed("sweep.py"), re.M)
-    assert [budget for _, budget, _ in rows] == ["30%"] * 5 + ["10%"] * 5
+    assert [budget for _, budget, _ in rows] == ["10%"] * 5 + ["30%"] * 5
     assert rows[0][0] == rows[5][0] == "tiered(alpha=0.2,beta=0.6)"  # the narrowest loads least
 
 

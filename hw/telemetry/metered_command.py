@@ -112,7 +112,7 @@ class MeteredCommand:
         return fields
 
 
-def measure(
+def measure_command(
     command: Sequence[str], meter: Meter | str, idle: float, rule: StoppingRule
 ) -> MeteredCommand:
     """Run a command as often as the rule asks, while it succeeds; once if nothing can be metered.

@@ -5,14 +5,15 @@
 #   make static          install into .venv-test, then format, lint, types, import contracts
 #   make check           the same, and the quick tests
 #   make test            make static, and all tests but the slow ones
-#   make test-slow       those: a soak, the notebooks, an installation, pages rendered anew, long attacks
-#   make matrix          tests as other processors, thread counts and settings would run them: a table
+#   make test-slow       the slow ones: a long random run, the notebooks, installations, rebuilt pages,
+#                        and full memory or disk
+#   make matrix          repeat the tests with other processor features, thread counts, locales, terminals
 #   make clean           remove the environments, out/ and all caches
 #
 # Measurements, each of which writes a page of docs/ or prints its figures:
 #
 #   make bench           time the simulator against a bare SimPy loop, and preparation against plain work
-#   make million         a million tokens, 5 budgets x 8 policies, through the fast replay (DATA: the routing)
+#   make million         a million tokens, 5 budgets x 8 policies, through the fast engine (DATA: the routing)
 #   make fidelity        simulation beside measurement: docs/fidelity.md anew
 #   make soak            half an hour of random replays and texts on this machine
 #   make peers           tokens/s of CRISP and of others under one memory cap: docs/peers.md anew (root)

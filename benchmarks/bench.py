@@ -3,7 +3,7 @@
 Run it with `make bench`. The bare loop is what one writes first: a process for each expert, a
 resource for the link and one for compute, nothing decided and nothing recorded. The simulator runs
 policy `crisp` at Mixtral's size (32 layers, 8 experts, top-2), budget 10 %, unit and granularity
-expert, with its timeline written to a file. Without one, the fast replay is timed beside it, once
+expert, with its timeline written to a file. Without one, the fast engine is timed beside it, once
 it has been compiled.
 """
 
@@ -138,13 +138,13 @@ def main() -> None:
     print(f"  ratio pair by pair        {ratios[len(ratios) // 2]:8.2f}  "
           f"(median; {ratios[0]:.2f} to {ratios[-1]:.2f})")  # fmt: skip
     long = trace(FAST_TOKENS)
-    print(f"without a timeline, fastest of {REPEATS}; the fast replay over {FAST_TOKENS} tokens:")
+    print(f"without a timeline, fastest of {REPEATS}; the fast engine over {FAST_TOKENS} tokens:")
     for policy in ("lru", "crisp"):
         model, fast = (
             without_timeline(simulate, routing, policy),
             without_timeline(fast_simulate, long, policy),
         )
-        print(f"  {policy:<6} SimPy model {model:6.0f} tokens/s, fast replay {fast:7.0f} tokens/s, "
+        print(f"  {policy:<6} SimPy model {model:6.0f} tokens/s, fast engine {fast:7.0f} tokens/s, "
               f"{fast / bare:.0f} x the bare loop  (aim: at least 100)")  # fmt: skip
     for tokens in (2_000, 20_000):
         print(f"  peak memory of {tokens:6d} tokens {peak_mb(tokens):6.0f} MB, trace included "

@@ -1,4 +1,4 @@
-"""Time the fast replay of a million tokens: 5 budgets x 8 policies at Mixtral's size.
+"""Time the fast engine of a million tokens: 5 budgets x 8 policies at Mixtral's size.
 
 Run it with `make million`. The trace is drawn as `crisp trace synth` draws it, from statistics of a
 real Mixtral where DIR/traces holds them, else from even shares; it lies in a file that every worker

@@ -1,4 +1,4 @@
-"""The fast replay equals the SimPy model in all that it counts, or refuses."""
+"""The fast engine equals the SimPy model in all that it counts, or refuses."""
 
 from __future__ import annotations
 

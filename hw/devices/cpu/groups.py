@@ -12,10 +12,11 @@ sums have too.
 
 from __future__ import annotations
 
+from platform import machine
 from typing import Any
 
-from llvmlite import ir
-from numba import types
+from llvmlite import binding, ir
+from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -222,7 +223,35 @@ def _add(builder: Any, more: Any, pointer: Any) -> None:
 
 def _half(builder: Any, pointer: Any) -> Any:
     """Return the float16 at a pointer as float32."""
-    return builder.fpext(builder.bitcast(builder.load(pointer), ir.HalfType()), _FLOAT)
+    return widen_half(builder, builder.load(pointer))
+
+
+def widen_half(builder: Any, bits: Any) -> Any:
+    """Return the float16 of 16 ``bits`` as float32, exactly."""
+    if _has_half_conversion():
+        return builder.fpext(builder.bitcast(bits, ir.HalfType()), _FLOAT)
+    # Without that instruction LLVM calls a function that numba does not have, and aborts. So the
+    # exponent and fraction are shifted into place; 2^112 makes up for the exponents' biases, of
+    # subnormal numbers too. Infinities and what is no number get the highest exponent.
+    wide = builder.zext(bits, _INT)
+    sign = builder.shl(builder.and_(wide, _INT(0x8000)), _INT(16))
+    shifted = builder.shl(builder.and_(wide, _INT(0x7FFF)), _INT(13))
+    finite = builder.fmul(builder.bitcast(shifted, _FLOAT), _FLOAT(2.0**112))
+    beyond = builder.icmp_unsigned(">=", shifted, _INT(0x7C00 << 13))
+    size = builder.select(
+        beyond, builder.or_(shifted, _INT(0x7F800000)), builder.bitcast(finite, _INT)
+    )
+    return builder.bitcast(builder.or_(sign, size), _FLOAT)
+
+
+def _has_half_conversion() -> bool:
+    """Return whether the processor that numba compiles for widens halves by an instruction."""
+    if machine() != "x86_64":
+        return True  # of others, those that numba knows have it
+    chosen: str | None = vars(config)["CPU_FEATURES"]  # made as numba starts
+    if chosen is not None:  # by NUMBA_CPU_NAME or NUMBA_CPU_FEATURES
+        return "+f16c" in chosen
+    return bool(binding.get_host_cpu_features().get("f16c"))
 
 
 def _spread(builder: Any, number: Any) -> Any:

@@ -26,11 +26,12 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
+from crisp.hw.devices.cpu.groups import widen_half
 from crisp.hw.devices.cpu.quantized import gather_groups, project_groups
 from crisp.model.quantization import GROUP
 
 # Numba's cache is valid as long as this file is unchanged, whatever else was compiled in. So this
-# file names the content of the others: groups.py e08a1a688159633d,
+# file names the content of the others: groups.py 330422ff2c5c7485,
 # quantized.py 3d2d9307d5c7a965.
 
 POOL_TYPES = {
@@ -47,6 +48,9 @@ SILU, GELU, GPT_OSS = range(3)
 
 
 _JIT_OPTIONS: Any = {"nogil": True, "fastmath": _FREE, "error_model": "numpy"}
+# A column's sum must not depend on where a loop over columns begins and ends, or threads would
+# decide about it: some columns are computed in vectors and the rest one by one.
+_COLUMN_OPTIONS: Any = _JIT_OPTIONS | {"fastmath": _FREE - {"reassoc"}}
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
@@ -67,7 +71,7 @@ def _widening(context: Any, number: Any) -> Any:
         if number == types.float32:
             return args[0]
         if number == types.int16:
-            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+            return widen_half(builder, args[0])
         wide = builder.zext(args[0], ir.IntType(32))
         return builder.bitcast(builder.shl(wide, ir.Constant(wide.type, 16)), ir.FloatType())
 
@@ -194,7 +198,7 @@ def _gather(
                 out[r, low + j] += tile[j]
 
 
-@overload(gather, jit_options=_JIT_OPTIONS, strict=False)
+@overload(gather, jit_options=_COLUMN_OPTIONS, strict=False)
 def _(hidden: Any, pool: Any, *_: Any) -> Any:
     return gather_groups if pool.dtype.bitwidth == 8 else _gather
 

@@ -218,8 +218,9 @@ paper's tiers .6 and .9, the dominant expert told by the router's weight), or {1
 the paper's own for Mixtral. On another text it is reported. Every reading is in
 [policies.json](policies.json).
 
-- *worth* (`--policy contribution-resident`): a resident block always runs; a missing one is loaded where router
-  weight times the block's mean contribution reaches its layer's threshold. Unit block.
+- *worth* (`--policy contribution-resident`): a resident block always runs; a missing one is
+  loaded where router weight times the block's mean contribution reaches its layer's threshold.
+  Unit block.
 - *contribution*: the same threshold without a look at what is resident.
 - *resident*: auxiliary experts run at what is resident, at least at a floor.
 - *skipped by weight*, *by contribution*: an expert whose weight (times its contribution) is below a

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
+
+_LONGEST = 200  # characters of a value in a message
 
 
 class CrispError(Exception):
@@ -17,13 +20,38 @@ class InvariantError(Exception):
     """A broken rule of a run: a fault of the program, never of its input."""
 
 
+class FormerNameWarning(DeprecationWarning):
+    """A name that has been replaced by another, and is still understood."""
+
+
 def unknown_name(name: str, known_names: Iterable[str], what: str) -> CrispError:
     """Return the error for an unknown ``what`` called ``name``, with the closest known name.
 
     >>> print(unknown_name("crips", ["fo", "lru", "crisp"], "policy"))
     unknown policy 'crips'; did you mean 'crisp'? known: fo, lru, crisp
     """
-    names = list(known_names)
+    names, name = list(known_names), shorten(str(name))
     close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"; did you mean '{close[0]}'?" if close else ";"
     return CrispError(f"unknown {what} '{name}'{hint} known: {', '.join(names)}")
+
+
+def wrong_type(value: object, what: str, expected: str) -> CrispError:
+    """Return the error for a ``what`` that is a value of the wrong type.
+
+    >>> print(wrong_type(1.5, "limit", "a whole number"))
+    limit 1.5: expected a whole number
+    """
+    return CrispError(f"{what} {shorten(repr(value))}: expected {expected}")
+
+
+def check_whole(value: object, what: str) -> None:
+    """Raise CrispError unless ``value`` is a whole number; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise wrong_type(value, what, "a whole number")
+
+
+def shorten(text: str) -> str:
+    """Return a text as one line that fits into a message."""
+    text = " ".join(text.splitlines())
+    return text if len(text) <= _LONGEST else f"{text[:40]}…"

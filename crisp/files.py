@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from crisp.errors import CrispError
+from crisp.errors import CrispError, shorten, wrong_type
 
 
 @contextmanager
@@ -85,3 +85,15 @@ def _beside(path: str | Path) -> Iterator[tuple[Path, Path]]:
     finally:
         with suppress(OSError):  # nothing there, or no place where it could be
             temporary.unlink()
+
+
+def check_path(value: object, what: str) -> Path:
+    """Return a path, or a name as one; CrispError for what no file can be called."""
+    if not isinstance(value, str | os.PathLike) or str(value) == "" or "\0" in str(value):
+        raise wrong_type(value, what, "a name or a path")
+    path = Path(value)
+    try:
+        path.exists()
+    except OSError as error:
+        raise CrispError(f"{what} {shorten(str(path))}: {error.strerror or error}") from error
+    return path

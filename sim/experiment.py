@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from crisp.errors import CrispError
+from crisp.errors import CrispError, unknown_name, wrong_type
 from crisp.hardware.profile import HardwareProfile
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
@@ -42,8 +42,18 @@ class PlannedRun:
 def plan_run(
     setup: Setup, policy: Policy | str, budget: Budget | str, engine: str = ENGINES[0]
 ) -> PlannedRun:
-    """Plan one run of a setup; CrispError for a budget that does not fit the model."""
-    assert setup.hardware is not None
+    """Plan one run of a setup with an engine: simpy, fast or auto.
+
+    Raises CrispError for a budget that does not fit the model, and for a setup without hardware.
+    """
+    _check_engine(engine)
+    if not isinstance(setup, Setup):
+        raise wrong_type(setup, "setup", "a Setup, as crisp.run.setup.load_setup returns")
+    if setup.hardware is None:
+        raise CrispError(
+            f"setup {setup.name}: has no hardware to simulate; load it with "
+            "hardware=crisp.sim.hardware_profile(name)"
+        )
     case = setup.case(policy, budget)
     return PlannedRun(
         setup.source, case.spec, setup.hardware, case.policy, case.budget, case.conditions, engine
@@ -52,7 +62,7 @@ def plan_run(
 
 def run_case(
     case: Case,
-    hardware: HardwareProfile,
+    hardware: HardwareProfile | str,
     engine: str = ENGINES[0],
     *,
     sinks: Sequence[Sink] = (),
@@ -60,11 +70,14 @@ def run_case(
 ) -> Run:
     """Simulate a case with an engine: simpy, fast or auto; only simpy has a timeline for sinks.
 
-    progress: called with the number of rows of each step that begins.
+    hardware: a profile, or how `hardware_profile` finds one. progress: called with the number of
+    rows of each step that begins.
 
     Raises CrispError for what does not go together, and for what the engine cannot do exactly.
     """
-    assert not sinks or engine == ENGINES[0]
+    _check_engine(engine)
+    if sinks and engine != ENGINES[0]:
+        raise CrispError(f"engine {engine}: has no timeline for sinks; engine {ENGINES[0]} has one")
     if engine == ENGINES[0]:
         return simulate(case, hardware, sinks=sinks, progress=progress)
     try:
@@ -96,6 +109,11 @@ def run_all(
             runs[place] = run
             finished()
     return [run for run in runs if run is not None]
+
+
+def _check_engine(engine: str) -> None:
+    if engine not in (*ENGINES, AUTO):
+        raise unknown_name(engine, (*ENGINES, AUTO), "engine")
 
 
 def _run_numbered(item: tuple[int, PlannedRun]) -> tuple[int, Run]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from crisp.errors import wrong_type
 from crisp.hardware.energy import modelled_energy
 from crisp.hardware.profile import HardwareProfile, cost_model
 from crisp.run.case import Case
@@ -32,6 +33,8 @@ def fast_simulate(
     """
     from crisp.sim.fast.execution import execute  # imports numba, for which others need not wait
 
+    if not isinstance(case, Case):
+        raise wrong_type(case, "case", "a Case, as Setup.case returns")
     machine = hardware_profile(hardware)
     cost = cost_model(machine, case.spec)
     if machine.kind == "unified":

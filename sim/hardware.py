@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from crisp.errors import unknown_name
+from crisp.files import check_path
 from crisp.hardware.profile import HardwareProfile
 
 
@@ -23,6 +24,7 @@ def hardware_profile(name_or_path: str | Path | HardwareProfile) -> HardwareProf
     """
     if isinstance(name_or_path, HardwareProfile):
         return name_or_path
+    check_path(name_or_path, "hardware profile")
     name, shipped_names = str(name_or_path), hardware_profile_names()
     if name in shipped_names:
         shipped = resources.files("crisp.sim") / "profiles" / f"{name}.toml"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from crisp.errors import wrong_type
 from crisp.hardware.energy import modelled_energy
 from crisp.hardware.profile import HardwareProfile, cost_model
 from crisp.policy import Cache
@@ -33,6 +34,8 @@ def simulate(
 
     Raises CrispError for conditions that do not go together, InvariantError for a fault of ours.
     """
+    if not isinstance(case, Case):
+        raise wrong_type(case, "case", "a Case, as Setup.case returns")
     machine = hardware_profile(hardware)
     cost = cost_model(machine, case.spec)
     if machine.loads_from == "mapped":  # nothing to load: experts are where they are computed

@@ -12,11 +12,12 @@ import shlex
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO, cast
 
-from crisp.errors import CrispError, InvariantError
+from crisp.errors import CrispError, FormerNameWarning, InvariantError
 
 USAGE, FAULT, INTERRUPTED, BROKEN_PIPE, TERMINATED = 2, 70, 130, 141, 143  # exit codes
 
@@ -143,7 +144,6 @@ def _noted(line: str, error: BaseException) -> str:
 def _run(arguments_given: list[str]) -> int:
     """Run the command that is given; return the exit code."""
     _check(arguments_given)
-    _note_former_names(arguments_given)
     import typer
 
     from crisp.cli.app import app
@@ -152,7 +152,10 @@ def _run(arguments_given: list[str]) -> int:
     usage_error = cast(type[Exception], typer.BadParameter.__mro__[1])
     try:
         command = typer.main.get_command(app)
-        with command.make_context("crisp", arguments_given or ["--help"]) as context:
+        with (
+            _former_names_noted(),
+            command.make_context("crisp", arguments_given or ["--help"]) as context,
+        ):
             command.invoke(context)
     except typer.Exit as end:
         return end.exit_code
@@ -161,14 +164,25 @@ def _run(arguments_given: list[str]) -> int:
     return 0
 
 
-def _note_former_names(arguments_given: list[str]) -> None:
-    """Say once what a policy is called now that is asked for by a former name."""
-    if not any("worth" in item.split(",") for item in arguments_given):
-        return
-    from crisp.policy.policy import ALIASES
+@contextmanager
+def _former_names_noted() -> Iterator[None]:
+    """Say once what anything is called now that is asked for by a former name in the block.
 
-    for former, name in ALIASES.items():
-        _say(f"note: policy {former} is called {name} now", 0)
+    Worker processes say nothing: what they are asked for has been read here.
+    """
+    noted: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if not issubclass(category, FormerNameWarning):
+            show_others(message, category, *where, **more)
+        elif str(message) not in noted:
+            noted.add(str(message))
+            _say(f"note: {message}", 0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", FormerNameWarning)
+        show_others, warnings.showwarning = warnings.showwarning, show
+        yield
 
 
 def _check(arguments_given: list[str]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crisp.errors import CrispError, unknown_name
+from crisp.errors import CrispError, FormerNameWarning, unknown_name, wrong_type
 from crisp.extensions import describe_origins, find_name
 from crisp.policy.cache import CACHES, SCOPES, UNITS, Cache, CacheRule
 from crisp.policy.order import ORDERS, Drawn, Order, OrderRule
@@ -118,10 +119,17 @@ ALIASES = {"worth": "contribution-resident"}
 
 
 def policy_name(text: str) -> str:
-    """Return the name of a policy that may be called by a former one; CrispError if unknown."""
+    """Return the name of a policy that may be called by a former one, with a FormerNameWarning.
+
+    Raises CrispError if it is unknown.
+    """
+    if not isinstance(text, str):
+        raise wrong_type(text, "policy", "the name of a policy")
     name = ALIASES.get(text, text)
     if name not in NAMED:
         raise unknown_name(text, NAMED, "policy")
+    if name != text:
+        warnings.warn(f"policy {text} is called {name} now", FormerNameWarning, stacklevel=2)
     return name
 
 
@@ -145,6 +153,10 @@ def named(
     """
     name = policy_name(name)
     parts = NAMED[name]
+    spelled = {"width": width, "order": order, "cache": cache, "prefetch": prefetch}
+    for what, value in spelled.items():
+        if not isinstance(value, str | None):
+            raise wrong_type(value, what, f"a name, as --{what} takes it")
     width = parts.width if width is None else width
     order = parts.order if order is None else order
     cache = parts.cache if cache is None else cache

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crisp.errors import CrispError, unknown_name
+from crisp.errors import CrispError, check_whole, unknown_name
 from crisp.hardware.profile import CostModel, HardwareProfile, cost_model
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
@@ -43,8 +43,12 @@ class Conditions:
             raise unknown_name(self.phase, PHASES, "phase")
         for name in ("batch", "chunk", "limit"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if name == "limit" and value is None:
+                continue
+            check_whole(value, name)
+            if value < 1:
                 raise CrispError(f"{name} {value}: must be at least 1")
+        check_whole(self.seed, "seed")
         if self.seed < 0:
             raise CrispError(f"seed {self.seed}: must not be negative")
 

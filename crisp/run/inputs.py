@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from crisp.errors import CrispError
+from crisp.errors import CrispError, check_whole
+from crisp.files import check_path
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
 from crisp.profile import Profile
@@ -35,21 +36,24 @@ class TraceSource:
         trace: str | Path,
         *,
         profile: str | Path | None = None,
-        metadata: Path | None = None,
+        metadata: str | Path | None = None,
         layers: int | None = None,
     ) -> TraceSource:
         """Return the source of files, or of bundled traces by name; paths become absolute.
 
-        Raises CrispError for a trace that is nowhere, and for both ``profile`` and ``metadata``.
+        Raises CrispError for a trace that is nowhere, for both ``profile`` and ``metadata``, and
+        for values of other types.
         """
-        path = resolve_trace(trace)
+        path = resolve_trace(check_path(trace, "trace"))
+        if layers is not None:
+            check_whole(layers, "layers")
         if profile is not None and metadata is not None:
             raise CrispError("--profile and --metadata: both give counts of combinations; give one")
         # Absolute: a worker process need not stand in the same folder.
         return cls(
             path.absolute(),
-            None if profile is None else resolve_trace(profile).absolute(),
-            None if metadata is None else metadata.absolute(),
+            None if profile is None else resolve_trace(check_path(profile, "profile")).absolute(),
+            None if metadata is None else check_path(metadata, "metadata").absolute(),
             layers,
         )
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from crisp.errors import CrispError
+from crisp.errors import CrispError, check_whole, wrong_type
+from crisp.files import check_path
 from crisp.hardware.measured import check_store
 from crisp.hardware.profile import HardwareProfile
 from crisp.model.spec import STORE_INDEX, ModelSpec
@@ -46,8 +48,10 @@ class Setup:
         has_guess = self.inputs.trace.guess is not None
         return named(name, has_guess=has_guess, seed=self.conditions.seed, **parts)
 
-    def policies(self, names: Sequence[str], **parts: Any) -> list[Policy]:
+    def policies(self, names: Iterable[str], **parts: Any) -> list[Policy]:
         """Return several named policies with the same parts replaced."""
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            raise wrong_type(names, "policies", "a list of names")
         return [self.policy(name, **parts) for name in names]
 
     def case(self, policy: Policy | str, budget: Budget | str, **conditions: Any) -> Case:
@@ -63,6 +67,10 @@ class Setup:
             policy = setup.policy(policy)
         if isinstance(budget, str):
             budget = Budget.parse(budget)
+        if not isinstance(policy, Policy):
+            raise wrong_type(policy, "policy", "the name of a policy, or a Policy")
+        if not isinstance(budget, Budget):
+            raise wrong_type(budget, "budget", "a text such as '10%', '0.1' or '4GB', or a Budget")
         budget.capacity(self.spec, policy.cache)  # raises CrispError
         return self.inputs.case(self.spec, policy, budget, setup.conditions)
 
@@ -75,12 +83,12 @@ class Setup:
 def load_setup(
     trace: str | Path,
     *,
-    model: str | ModelSpec | None = None,
+    model: str | Path | ModelSpec | None = None,
     hardware: HardwareProfile | None = None,
     machine: str | None = None,
     conditions: Conditions | None = None,
     profile: str | Path | None = None,
-    metadata: Path | None = None,
+    metadata: str | Path | None = None,
     bits: str | float | Fraction | None = None,
     block: int | None = None,
     top_k: int | None = None,
@@ -95,17 +103,22 @@ def load_setup(
     bits: stored bits of a routed weight. block: neurons of a block. top_k: the trace's k, where it
     is not the model's. layers: leading layers that are run. load: how a source is loaded.
 
-    Raises CrispError for anything that does not fit together.
+    Raises CrispError for anything that does not fit together, and for values of other types.
     """
-    path = resolve_trace(trace)
+    path = resolve_trace(check_path(trace, "trace"))
     source = TraceSource.resolve(path, profile=profile, metadata=metadata, layers=layers)
-    spec = ModelSpec.named(model) if isinstance(model, str) else model
-    index = Path(model) / STORE_INDEX if isinstance(model, str) else None
+    _check_types(hardware, conditions, bits, {"block": block, "top_k": top_k})
+    spec, index = None, None
+    if isinstance(model, ModelSpec):
+        spec = model
+    elif model is not None:
+        index = check_path(model, "model") / STORE_INDEX
+        spec = ModelSpec.named(model)
     if index is not None and index.exists() and hardware is not None and hardware.tables:
         check_store(hardware.tables, json.loads(index.read_bytes()), hardware.name)
     stored = None
     if bits is not None:
-        stored = parse_fraction(str(bits) if isinstance(bits, float) else bits, "--bits")
+        stored = parse_fraction(bits if isinstance(bits, Fraction) else str(bits), "--bits")
     inputs = load(source)
     if spec is None:
         recorded = inputs.trace.header.spec
@@ -131,6 +144,22 @@ def load_setup(
     )
     setup.rows()  # raises CrispError
     return setup
+
+
+def _check_types(
+    hardware: object, conditions: object, bits: object, whole_numbers: Mapping[str, object]
+) -> None:
+    """Raise CrispError for a value of another type than its name asks for; None is of any."""
+    if not isinstance(hardware, HardwareProfile | None):
+        name = "a HardwareProfile, as crisp.sim.hardware_profile(name) returns"
+        raise wrong_type(hardware, "hardware", name)
+    if not isinstance(conditions, Conditions | None):
+        raise wrong_type(conditions, "conditions", "a Conditions")
+    if isinstance(bits, bool) or not isinstance(bits, str | Real | None):
+        raise wrong_type(bits, "bits", "a number")
+    for name, value in whole_numbers.items():
+        if value is not None:
+            check_whole(value, name)
 
 
 def other_geometry(spec: ModelSpec, trace: RoutingTrace) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,33 @@ def test_auto_takes_the_fast_engine_where_it_can(setup: Setup) -> None:
     assert run_case(case, shared, "auto").settings["engine"] == "simpy"
     with pytest.raises(CrispError, match="engine fast: does not know unified memory"):
         run_case(case, shared, "fast")
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda s: plan_run(s, "lru", "50%", "bogus"), "unknown engine 'bogus'; known: simpy, "),
+        (lambda s: plan_run(s, "lru", "50%", None), "unknown engine 'None'"),
+        (
+            lambda s: plan_run(replace(s, hardware=None), "lru", "50%"),
+            "setup toy.trace.safetensors: has no hardware to simulate; load it with hardware=",
+        ),
+        (lambda s: plan_run(3, "lru", "50%"), "setup 3: expected a Setup"),
+        (lambda s: run_case(s.case("lru", "50%"), s.hardware, "x"), "unknown engine 'x'"),
+        (
+            lambda s: run_case(s.case("lru", "50%"), s.hardware, "fast", sinks=[print]),
+            "engine fast: has no timeline for sinks; engine simpy has one",
+        ),
+        (lambda s: run_case(s, s.hardware), "case Setup("),
+        (lambda s: run_case(s, s.hardware, "fast"), "case Setup("),
+        (lambda s: run_case(s.case("lru", "50%"), 3), "hardware profile 3: expected a name or a"),
+        (lambda s: run_case(s.case("lru", "50%"), ""), "hardware profile '': expected a name or"),
+        (lambda s: run_case(s.case("lru", "50%"), "paper"), "unknown hardware profile 'paper'"),
+    ],
+)
+def test_what_is_no_run_is_refused(
+    setup: Setup, use: Callable[[Setup], object], message: str
+) -> None:
+    with pytest.raises(CrispError) as refused:
+        use(setup)
+    assert str(refused.value).startswith(message)

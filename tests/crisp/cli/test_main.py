@@ -159,3 +159,33 @@ def test_what_a_terminal_cannot_show_is_a_question_mark(trace: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "J/token ?: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "notes"),
+    [
+        (("--policy=worth",), 1),
+        (("--policy", "lru, worth"), 1),
+        (("--policy", "worth,worth"), 1),
+        (("--policy", "lru", "--cache", "worth"), 0),
+        (("--policy", "contribution-resident"), 0),
+    ],
+)
+def test_a_former_name_is_noted_where_it_is_one(
+    crisp: Callable, trace: Path, options: tuple[str, ...], notes: int
+) -> None:
+    done = crisp("simulate", trace, "--model", "mixtral-8x7b", *options, "--budget", "40%")
+    assert done.err.count("note: ") == notes
+    assert done.err.count("note: policy worth is called contribution-resident now\n") == notes
+
+
+def test_a_former_name_in_a_file_is_noted_once(
+    crisp: Callable, trace: Path, tmp_path: Path
+) -> None:
+    spec = tmp_path / "s.toml"
+    spec.write_text(
+        f"trace = '{trace}'\nmodel = 'mixtral-8x7b'\n"
+        "policy = ['lru', 'worth']\nbudget = ['20%', '40%']\n"
+    )
+    done = crisp("sweep", spec, "--width", "full", "--out", tmp_path / "o.parquet")
+    assert done.err.count("note: policy worth is called contribution-resident now\n") == 1

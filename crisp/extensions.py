@@ -51,15 +51,18 @@ class PluginFile:
 
 _files: dict[PluginFile, None] = {}  # those loaded, in order
 _origins: dict[tuple[str, str], Origin] = {}  # by kind and name
+_package_files: set[str] = set()  # of modules that registered names without being given
 
 
 def load_file(path: Path) -> None:
     """Run a plugin file, once; CrispError, one line with file and line, if that fails."""
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+        raise CrispError(f"--plugin {path}: not a file")
     try:
         text = path.read_bytes()
     except OSError as error:
         raise CrispError(f"--plugin {path}: {error.strerror or error}") from error
-    load_text(str(path.absolute()), text, str(path))
+    load_text(str(path.resolve()), text, str(path))
 
 
 def load_text(path: str, text: bytes, given: str | None = None) -> PluginFile:
@@ -82,12 +85,12 @@ def load_text(path: str, text: bytes, given: str | None = None) -> PluginFile:
 def _describe(error: BaseException, path: str) -> str:
     """Return what went wrong in a file, and in which of its lines."""
     if isinstance(error, SyntaxError):
-        return f"line {error.lineno}: {error.msg}"
+        return error.msg if error.lineno is None else f"line {error.lineno}: {error.msg}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
              if frame.filename == path]  # fmt: skip
     where = f"line {lines[-1]}: " if lines else ""
     kind = "" if isinstance(error, CrispError) else f"{type(error).__name__}: "
-    return f"{where}{kind}{error}"
+    return f"{where}{kind}{error}".rstrip(": ")
 
 
 @cache
@@ -103,10 +106,9 @@ def load_entry_points() -> None:
             target = point.load()
             if callable(target):
                 target()
-        except Exception as error:
-            raise CrispError(
-                f"plugin {point.name} ({point.value}): {type(error).__name__}: {error}"
-            ) from error
+        except (Exception, SystemExit) as error:
+            what = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise CrispError(f"plugin {point.name} ({point.value}): {what}") from error
 
 
 def add_name(table: MutableMapping[str, T], name: str, value: T, kind: str, source: Any) -> None:
@@ -115,28 +117,46 @@ def add_name(table: MutableMapping[str, T], name: str, value: T, kind: str, sour
     kind: what it is called, such as cache; source: the function or class that was registered.
     Raises CrispError for a name that is taken, or that could not be written on a command line.
     """
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise CrispError(f"{kind} '{name}': expected small letters, digits, - and _")
     if name in table:
         origin = _origins.get((kind, name))
         raise CrispError(
             f"{kind} {name}: the name is taken by {origin.file if origin else 'crisp itself'}"
         )
+    if not callable(source):
+        raise CrispError(f"{kind} {name}: expected a function or a class, found {source!r}")
+    origin = _origin_of(source)  # first: what fails leaves no name behind
     table[name] = value
-    _origins[kind, name] = _origin_of(source)
+    _origins[kind, name] = origin
 
 
 def _origin_of(source: Any) -> Origin:
     """Return the file that a function or class comes from."""
-    path = getattr(sys.modules.get(source.__module__), "__file__", None)
+    module = getattr(source, "__module__", None) or "builtins"
+    path = getattr(sys.modules.get(module), "__file__", None)
     for file in _files:
-        if file.module == source.__module__:
+        if file.module == module:
             return Origin(Path(file.path).name, _sha256(file.text))
-    if path is not None:
+    if path is not None and Path(path).is_file():
+        if module != "__main__":  # through whose frames crisp itself may be called
+            _package_files.add(path)
         return Origin(Path(path).name, _sha256(Path(path).read_bytes()))
     import inspect  # slow to import, and seldom needed
 
-    return Origin(source.__module__, _sha256(inspect.getsource(source).encode()))  # a notebook's
+    try:
+        text = inspect.getsource(source).encode()  # a notebook's
+    except (OSError, TypeError):  # of standard input, or not written in Python
+        code = getattr(source, "__code__", None)
+        name = getattr(source, "__qualname__", type(source).__name__)
+        text = name.encode() if code is None else code.co_code
+    return Origin(module, _sha256(text))
+
+
+def check_named(name: object, kind: str) -> None:
+    """Raise CrispError for a decorator that was used without a name in parentheses."""
+    if not isinstance(name, str):
+        raise CrispError(f'register_{kind}: expected a name, as in @register_{kind}("mine")')
 
 
 def _sha256(text: bytes) -> str:
@@ -180,7 +200,7 @@ def _call(files: tuple[PluginFile, ...], function: Callable[[T], R], item: T) ->
     """Call the function: unpickling ``files``, which stand before it, has loaded them."""
     try:
         return function(item)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         fault = plugin_fault(error)
         if fault is None:
             raise
@@ -192,6 +212,8 @@ def plugin_fault(error: BaseException) -> CrispError | None:
     if isinstance(error, CrispError):
         return None
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename in _package_files:
+            return CrispError(f"plugin {frame.filename}: {_describe(error, frame.filename)}")
         for file in _files:
             if frame.filename == file.path:
                 return CrispError(f"--plugin {file.path}: {_describe(error, file.path)}")

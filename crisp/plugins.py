@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from crisp.adapter.layout import LAYOUTS, FindExperts
 from crisp.errors import CrispError
-from crisp.extensions import add_name
+from crisp.extensions import add_name, check_named
 from crisp.policy.cache import CACHES, CacheRule
 from crisp.policy.eviction import AdmittedRule, UsedRule, VictimRule
 from crisp.policy.order import ORDERS, Key, OrderRule
 from crisp.policy.prefetch import FUTURE, PREFETCHERS, PROFILE, ROUTER, Predict, PrefetchRule
-from crisp.policy.widths.base import WidthPolicy, table_of, weights_of
+from crisp.policy.widths.base import CheckedWidths, WidthPolicy, table_of, weights_of
 from crisp.policy.widths.names import WIDTHS
 
 if TYPE_CHECKING:
@@ -47,12 +47,22 @@ _ARRAYS = ("last", "count", "mark", "stamp")
 def register_width(name: str) -> Callable[[type[W]], type[W]]:
     """Register a frozen dataclass as width ``name``; it inherits `WidthPolicy`."""
 
+    check_named(name, "width")
+
     def register(kind: type[W]) -> type[W]:
-        bases: tuple[type, ...] = kind.__mro__
+        bases: tuple[type, ...] = getattr(kind, "__mro__", ())
         if WidthPolicy not in bases or "__dataclass_fields__" not in vars(kind):
             raise CrispError(f"width {name}: expected a frozen dataclass that inherits WidthPolicy")
         if kind in WIDTHS.values():
             raise CrispError(f"width {name}: {kind.__name__} has a name already")
+        if getattr(kind, "__abstractmethods__", None):
+            raise CrispError(f"width {name}: {kind.__name__} has no method bind")
+        bind = kind.bind
+
+        def checked(self: W, spec: Any, profile: Any, ordered: bool) -> CheckedWidths:
+            return CheckedWidths(name, bind(self, spec, profile, ordered), spec)
+
+        kind.bind = checked  # type: ignore[method-assign, assignment]
         build: Callable[..., WidthPolicy] = kind
         add_name(WIDTHS, name, build, "width", kind)
         return kind
@@ -74,6 +84,7 @@ def register_cache(
     tiered: bool = False,
 ) -> Callable[[VictimRule], VictimRule]:
     """Register a victim function as cache ``name``; the options are those of `CacheRule`."""
+    check_named(name, "cache")
     for array in (last, count):
         if array not in _ARRAYS:
             raise CrispError(f"cache {name}: array '{array}', expected {', '.join(_ARRAYS)}")
@@ -93,6 +104,8 @@ def register_order(
 ) -> Callable[[Callable[[int, int, int, int], Key]], Callable[[int, int, int, int], Key]]:
     """Register a key function as order ``name``; the options are those of `OrderRule`."""
 
+    check_named(name, "order")
+
     def register(
         key: Callable[[int, int, int, int], Key],
     ) -> Callable[[int, int, int, int], Key]:
@@ -104,6 +117,7 @@ def register_order(
 
 def register_prefetcher(name: str, *, source: str = "") -> Callable[[Predict], Predict]:
     """Register a function as prefetcher ``name``; source: ``router``, ``profile``, ``future``."""
+    check_named(name, "prefetcher")
     if source not in ("", ROUTER, PROFILE, FUTURE):
         raise CrispError(f"prefetch {name}: source '{source}', expected router, profile or future")
 
@@ -119,6 +133,7 @@ Columns = Callable[[Path], Mapping[str, npt.ArrayLike]]
 
 def register_importer(name: str) -> Callable[[Columns], Columns]:
     """Register a function from a path to the columns of a long table, for `crisp trace import`."""
+    check_named(name, "importer")
     from crisp.trace.importing.readers import READERS, table_of_columns  # imports pyarrow
 
     def register(read: Columns) -> Columns:
@@ -136,6 +151,7 @@ def register_device(
     torch: where the rest of a model runs, as torch calls it; options: those of ``--threads``,
     ``--link-limit``, ``--verify``, ``--host-limit`` and ``--loads-from`` that it takes, by name.
     """
+    check_named(name, "device")
     from crisp.hw.devices.options import DEVICES, DeviceKind  # imports what devices need
 
     def register(open_device: OpenDevice) -> OpenDevice:
@@ -147,6 +163,8 @@ def register_device(
 
 def register_layout(name: str) -> Callable[[FindExperts], FindExperts]:
     """Register a function that finds the routed experts of models that crisp does not know."""
+
+    check_named(name, "layout")
 
     def register(find: FindExperts) -> FindExperts:
         add_name(LAYOUTS, name, find, "layout", find)

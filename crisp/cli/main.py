@@ -92,11 +92,11 @@ def _guarded(arguments_given: list[str]) -> int:
             f"command: {command_line}",
             FAULT,
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a plugin's exit would look like success
         return _plugin_failed(error)
 
 
-def _plugin_failed(error: Exception) -> int:
+def _plugin_failed(error: BaseException) -> int:
     """Say what went wrong in a plugin's function; raise an error that is not of one."""
     from crisp.extensions import plugin_fault
 

@@ -6,9 +6,11 @@ streams, so a schedule is fixed once the event's tasks and their residency are k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+
+import numpy as np
 
 from crisp.errors import CrispError
 from crisp.extensions import find_name
@@ -102,6 +104,17 @@ class Order:
     def sequential(self) -> bool:
         """Whether each task is loaded and computed before the next one is loaded."""
         return not self.rule.overlaps
+
+
+def check_keys(name: str, keys: Iterable[object]) -> None:
+    """Raise CrispError unless every key of a plugin's order is a pair of whole numbers."""
+    for key in keys:
+        if not (
+            isinstance(key, tuple)
+            and len(key) == 2
+            and all(isinstance(part, (int, np.integer)) for part in key)
+        ):
+            raise CrispError(f"order {name}: returned {key!r}, expected a pair of whole numbers")
 
 
 @dataclass(frozen=True)

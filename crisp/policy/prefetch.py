@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from crisp.extensions import find_name
+import numpy as np
+
+from crisp.errors import CrispError
+from crisp.extensions import find_name, origin_of
 
 ROUTER, PROFILE, FUTURE = "router", "profile", "future"
 """Where predictions of the next layer come from: the next layer's router asked about this layer's
@@ -82,4 +85,14 @@ class Prefetch:
     def experts(self, predicted: Sequence[int], used: Sequence[int]) -> list[int]:
         """Return the experts of the next layer to load, most wanted first; see `PrefetchRule`."""
         predict = self.rule.predict
-        return [] if predict is None else first_seen(predict(predicted, used))
+        if predict is None:
+            return []
+        experts = predict(predicted, used)
+        if origin_of("prefetch", self.name) is not None:
+            experts = list(experts) if isinstance(experts, Iterable) else [experts]
+            wrong = [one for one in experts if not isinstance(one, (int, np.integer))]
+            if wrong:
+                raise CrispError(
+                    f"prefetch {self.name}: returned {wrong[0]!r}, expected ids of experts"
+                )
+        return first_seen(experts)

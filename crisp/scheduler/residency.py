@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from crisp.errors import CrispError, InvariantError
 from crisp.extensions import origin_of
 from crisp.model.spec import ModelSpec
@@ -137,6 +139,10 @@ class Residency:
         while over > 0:
             assert self._victim is not None
             entry = self._victim(self.resident, self.protected, last, count, low, high)
+            if self._plugged and not isinstance(entry, (int, np.integer)):
+                raise CrispError(
+                    f"cache {self._name}: chose {entry!r}, expected the number of an entry"
+                )
             if self._plugged and not self._evictable(entry, low, high):
                 raise CrispError(
                     f"cache {self._name}: chose entry {entry}, which is protected, empty or of "

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from crisp.errors import CrispError
+from crisp.extensions import origin_of
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.policy import Policy
-from crisp.policy.order import hash_key
+from crisp.policy.order import check_keys, hash_key
 from crisp.scheduler.oracle import BeladyResidency, Future
 from crisp.scheduler.prefetch_queue import PrefetchQueue
 from crisp.scheduler.residency import EVENT, Eviction, Residency, StartingState
@@ -241,7 +242,13 @@ class EventScheduler:
         self._used[self._row] = [task.expert for task in tasks]
         if self._future is not None:
             guess = self._future.tasks(self.event + 1)
-        ahead.predict(following, self._prefetch.experts(guess, self._used[following]))
+        experts = self._prefetch.experts(guess, self._used[following])
+        if experts and max(experts) >= self._experts:
+            raise CrispError(
+                f"prefetch {self._prefetch.name}: asked for expert {max(experts)}, expected 0 to "
+                f"{self._experts - 1}"
+            )
+        ahead.predict(following, experts)
 
     def _ranked(self, tasks: list[Task]) -> list[Task]:
         rule = self._rule
@@ -253,6 +260,8 @@ class EventScheduler:
             load_ns, compute_ns = self._times(task, missing) if rule.timed else (missing, 0)
             random_key = hash_key(seed, event, place) if rule.drawn else 0
             keys.append(rule.key(task.width, load_ns, compute_ns, random_key))
+        if origin_of("order", self._order.name) is not None:
+            check_keys(self._order.name, keys)
         if keys == sorted(keys):
             return tasks
         return [tasks[place] for place in sorted(range(len(tasks)), key=keys.__getitem__)]

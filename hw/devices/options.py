@@ -69,7 +69,10 @@ class DeviceOptions:
 
     def open(self, store: Store, slots: int) -> Device:
         """Open the device, with a pool of so many slots; to be closed."""
-        return self.kind.open(self, store, slots)
+        device = self.kind.open(self, store, slots)
+        if not callable(getattr(device, "describe", None)):
+            raise CrispError(f"device {self.device}: opened {device!r}, expected a Device")
+        return device
 
     def describe(self, device: Device) -> dict[str, Any]:
         """Return what a run's settings say of the device, and of the plugin it comes from."""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -135,6 +135,73 @@ class WidthPolicy(ABC):
     @abstractmethod
     def bind(self, spec: ModelSpec, profile: Profile, ordered: bool) -> BoundWidths:
         """Return the policy for one model; ordered: whether the trace sorts experts by weight."""
+
+
+class CheckedWidths:
+    """Bound widths of a plugin: what they return is checked before anything uses it."""
+
+    def __init__(self, name: str, bound: Any, spec: ModelSpec) -> None:
+        """Raise CrispError unless ``bound`` has the members of `BoundWidths`."""
+        for member in ("widths", "table"):
+            if not callable(getattr(bound, member, None)):
+                raise CrispError(f"width {name}: bind returned {bound!r}, which has no {member}()")
+        self._name, self._bound, self._blocks = name, bound, spec.n_blocks
+        self.residency = bool(getattr(bound, "residency", False))
+        if callable(getattr(bound, "wanted", None)):
+            self.wanted = self._wanted
+
+    def widths(
+        self,
+        layer: int,
+        experts: npt.NDArray[np.int16],
+        weights: npt.NDArray[np.float16] | None,
+        resident: Sequence[int] | None,
+    ) -> Widths:
+        """Return the plugin's widths [rows, k]; CrispError for what no width can be."""
+        widths = self._checked(
+            self._bound.widths(layer, experts.copy(), weights, resident), experts.shape
+        )
+        if (widths[experts < 0] != 0).any():
+            raise CrispError(f"width {self._name}: gives blocks to an expert that is absent")
+        return widths.astype(np.int16)
+
+    def table(self) -> Widths | None:
+        """Return the plugin's table [layers, anchor, expert], or None."""
+        table = self._bound.table()
+        if table is None:
+            return None
+        return self._checked(table, np.shape(table)).astype(np.int16)
+
+    def _wanted(
+        self,
+        layer: int,
+        experts: npt.NDArray[np.int16],
+        weights: npt.NDArray[np.float16] | None,
+    ) -> npt.NDArray[np.uint64]:
+        """Return the plugin's blocks worth loading, as bits: [rows, k]."""
+        bits = self._bound.wanted(layer, experts.copy(), weights)
+        most = (1 << self._blocks) - 1
+        return self._checked(bits, experts.shape, most).astype(np.uint64)
+
+    def _checked(
+        self, values: Any, shape: tuple[int, ...], most: int | None = None
+    ) -> npt.NDArray[Any]:
+        """Return an array as it is; CrispError unless it is whole numbers from 0 to ``most``."""
+        most = self._blocks if most is None else most
+        if not isinstance(values, np.ndarray):
+            raise CrispError(
+                f"width {self._name}: returned {type(values).__name__}, expected an array "
+                f"{list(shape)} of whole numbers"
+            )
+        if values.shape != shape or values.dtype.kind not in "iu":
+            raise CrispError(
+                f"width {self._name}: returned {values.dtype} {list(values.shape)}, expected "
+                f"whole numbers {list(shape)}"
+            )
+        if values.size and not 0 <= int(values.min()) <= int(values.max()) <= most:
+            wrong = values[(values < 0) | (values > most)].flat[0]
+            raise CrispError(f"width {self._name}: returned {wrong}, expected 0 to {most}")
+        return values
 
 
 @dataclass(frozen=True)

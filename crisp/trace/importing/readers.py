@@ -151,7 +151,20 @@ def table_of_columns(path: Path, columns: Mapping[str, npt.ArrayLike]) -> LongTa
     columns: `sequence`, `token` and `layer` [n] whole numbers; `experts` [n, k], -1 where absent;
     `weights` [n, k] and `phase` [n], if known. Raises CrispError for other names and shapes.
     """
-    arrays = {name: np.asarray(values) for name, values in columns.items()}
+    if not isinstance(columns, Mapping):
+        raise CrispError(
+            f"{path}: the importer returned {type(columns).__name__}, expected columns by name"
+        )
+    try:
+        arrays = {name: np.asarray(values) for name, values in columns.items()}
+    except (ValueError, OverflowError) as error:
+        raise CrispError(f"{path}: the importer's columns are no arrays: {error}") from error
+    for name, array in arrays.items():
+        if array.dtype.kind not in ("iuf" if name == "weights" else "iu"):
+            raise CrispError(
+                f"{path}: the importer's {name} are {array.dtype}, expected "
+                f"{'numbers' if name == 'weights' else 'whole numbers of 64 bits'}"
+            )
     unknown = set(arrays) - {*KEYS, "experts", "weights", "phase"}
     if unknown:
         raise CrispError(f"{path}: the importer gives a column {min(unknown)}, which is unknown")

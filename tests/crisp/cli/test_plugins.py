@@ -316,6 +316,46 @@ def test_a_rule_that_fails_is_one_line(crisp: Crisp) -> None:
     )
 
 
+SHARE = "spec.width(self.share)"
+WIDTH = UNIFORM.replace(
+    f"        return table_of(spec, profile, ordered, {SHARE}, {SHARE})",
+    """        return types.SimpleNamespace(
+            residency=False, table=lambda: None, widths=lambda _, experts, *more: VALUE)""",
+).replace("\nfrom dataclasses", "\nimport numpy as np, types\nfrom dataclasses", 1)
+
+
+@pytest.mark.parametrize("engine", ["simpy", "fast"])
+@pytest.mark.parametrize(
+    ("part", "name", "text", "message"),
+    [
+        ("width", "half", WIDTH.replace("VALUE", "np.full(experts.shape, 99)"), "width half: .*99"),
+        ("width", "half", WIDTH.replace("VALUE", "np.full(experts.shape, -3)"), "width half: .*-3"),
+        ("width", "half", WIDTH.replace("VALUE", "experts * np.nan"), "width half: .*float"),
+        ("width", "half", WIDTH.replace("VALUE", "None"), "width half: .*NoneType"),
+        ("width", "half", WIDTH.replace("VALUE", "exit(0)"), "line 15: SystemExit: 0"),
+        (
+            "cache", "none-at-all", IMPORTS + "@register_cache('none-at-all')\n"
+            "def victim(a, b, c, d, low, high):\n    return None\n", "cache none-at-all: ",
+        ),
+        (
+            "order", "nan", IMPORTS + "@register_order('nan')\n"
+            "def key(a, b, c, d):\n    return float('nan'), 1\n", "order nan: .*pair",
+        ),
+        (
+            "prefetch", "far", IMPORTS + "@register_prefetcher('far')\n"
+            "def far(predicted, used):\n    return [99]\n", "prefetch",
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_answer_is_one_line(
+    crisp: Crisp, engine: str, part: str, name: str, text: str, message: str
+) -> None:
+    done = crisp("simulate", "tiny-mixtral-docs", "--policy", "lru", "--budget", "40%", "--limit",
+                 40, "--engine", engine, f"--{part}", name, "--plugin", plugin(text))  # fmt: skip
+    assert done.code == 2
+    assert re.fullmatch(rf"error: .*{message}.*\n", done.err)
+
+
 def test_entry_points_are_loaded_for_unknown_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target is a module, or a function that registers."""
     loaded = []

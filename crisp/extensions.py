@@ -117,7 +117,7 @@ def add_name(table: MutableMapping[str, T], name: str, value: T, kind: str, sour
     kind: what it is called, such as cache; source: the function or class that was registered.
     Raises CrispError for a name that is taken, or that could not be written on a command line.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(str(name)):  # a function, where the parentheses were forgotten
         raise CrispError(f"{kind} '{name}': expected small letters, digits, - and _")
     if name in table:
         origin = _origins.get((kind, name))

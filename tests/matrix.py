@@ -42,6 +42,7 @@ NUMPY = {
     ),
     "OPENBLAS_CORETYPE": "Prescott",
 }
+TWO = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "NUMBA_NUM_THREADS": "2"}
 STAND_IN = ("-p", "tests.other_products", "-W", "ignore:Warning only once for all operators")
 ARITHMETIC: list[Row] = [
     ("as it is, one thread", {}, ()),
@@ -50,7 +51,7 @@ ARITHMETIC: list[Row] = [
     ("torch: only oneDNN's least", {"ONEDNN_MAX_CPU_ISA": "SSE41"}, ()),
     ("numpy's least instructions", NUMPY, ()),
     ("numba: a generic processor", {"NUMBA_CPU_NAME": "generic"}, ()),
-    ("two threads", {"OMP_NUM_THREADS": "2", "NUMBA_NUM_THREADS": "2"}, ()),
+    ("two threads", {**TWO, "OMP_WAIT_POLICY": "passive"}, ("-n", "1")),
     ("products rounded once", {}, (*STAND_IN, "--products=once")),
     ("products rounded often", {}, (*STAND_IN, "--products=often")),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -87,9 +88,9 @@ class Prefetch:
         predict = self.rule.predict
         if predict is None:
             return []
-        experts = predict(predicted, used)
+        answer: Any = predict(predicted, used)  # of a plugin it may be anything
+        experts = list(answer) if isinstance(answer, Iterable) else [answer]
         if origin_of("prefetch", self.name) is not None:
-            experts = list(experts) if isinstance(experts, Iterable) else [experts]
             wrong = [one for one in experts if not isinstance(one, (int, np.integer))]
             if wrong:
                 raise CrispError(

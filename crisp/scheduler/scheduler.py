@@ -69,6 +69,7 @@ class EventScheduler:
         self._used: list[list[int]] = [[] for _ in self._rows]  # tasks of each layer's last event
         self._experts = spec.n_experts
         self._order, self._rule = policy.order, policy.order.rule
+        self._plugged_order = origin_of("order", policy.order.name) is not None
         self._cost, self._block_bytes = cost, spec.block_bytes
         self._upto = [spec.neurons(0, blocks) for blocks in range(spec.n_blocks + 1)]
         self._sequential = policy.order.sequential
@@ -260,7 +261,7 @@ class EventScheduler:
             load_ns, compute_ns = self._times(task, missing) if rule.timed else (missing, 0)
             random_key = hash_key(seed, event, place) if rule.drawn else 0
             keys.append(rule.key(task.width, load_ns, compute_ns, random_key))
-        if origin_of("order", self._order.name) is not None:
+        if self._plugged_order:
             check_keys(self._order.name, keys)
         if keys == sorted(keys):
             return tasks

@@ -111,11 +111,19 @@ def load_entry_points() -> None:
             raise CrispError(f"plugin {point.name} ({point.value}): {what}") from error
 
 
-def add_name(table: MutableMapping[str, T], name: str, value: T, kind: str, source: Any) -> None:
+def add_name(
+    table: MutableMapping[str, T],
+    name: str,
+    value: T,
+    kind: str,
+    source: Any,
+    arguments: int | None = None,
+) -> None:
     """Put a value into a table under a new name.
 
-    kind: what it is called, such as cache; source: the function or class that was registered.
-    Raises CrispError for a name that is taken, or that could not be written on a command line.
+    kind: what it is called, such as cache; source: the function or class that was registered;
+    arguments: how many the function is called with. Raises CrispError for a name that is taken or
+    could not be written on a command line, and for a function that does not take the arguments.
     """
     if not _NAME.fullmatch(str(name)):  # a function, where the parentheses were forgotten
         raise CrispError(f"{kind} '{name}': expected small letters, digits, - and _")
@@ -126,9 +134,28 @@ def add_name(table: MutableMapping[str, T], name: str, value: T, kind: str, sour
         )
     if not callable(source):
         raise CrispError(f"{kind} {name}: expected a function or a class, found {source!r}")
+    if arguments is not None:
+        check_arguments(source, arguments, f"{kind} {name}")
     origin = _origin_of(source)  # first: what fails leaves no name behind
     table[name] = value
     _origins[kind, name] = origin
+
+
+def check_arguments(function: Callable[..., Any], count: int, what: str) -> None:
+    """Raise CrispError for a function that cannot be called with so many arguments."""
+    import inspect  # slow to import, and seldom needed
+
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # not written in Python, and silent about its arguments
+        return
+    try:
+        signature.bind(*range(count))
+    except TypeError as error:
+        raise CrispError(
+            f"{what}: {getattr(function, '__name__', 'it')}{signature} is called with "
+            f"{count} argument{'s' * (count != 1)}: {error}"
+        ) from error
 
 
 def _origin_of(source: Any) -> Origin:

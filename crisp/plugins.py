@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from crisp.adapter.layout import LAYOUTS, FindExperts
 from crisp.errors import CrispError
-from crisp.extensions import add_name, check_named
+from crisp.extensions import add_name, check_arguments, check_named
 from crisp.policy.cache import CACHES, CacheRule
 from crisp.policy.eviction import AdmittedRule, UsedRule, VictimRule
 from crisp.policy.order import ORDERS, Key, OrderRule
@@ -93,7 +93,10 @@ def register_cache(
         rule = CacheRule(
             victim, last, count, used, admitted, drawn, by_pass, suffixes, preloaded, tiered
         )
-        add_name(CACHES, name, rule, "cache", victim)
+        for noted, arguments in ((used, 8), (admitted, 5)):
+            if noted is not None:
+                check_arguments(noted, arguments, f"cache {name}")
+        add_name(CACHES, name, rule, "cache", victim, 6)
         return victim
 
     return register
@@ -109,7 +112,7 @@ def register_order(
     def register(
         key: Callable[[int, int, int, int], Key],
     ) -> Callable[[int, int, int, int], Key]:
-        add_name(ORDERS, name, OrderRule(key, timed, drawn), "order", key)
+        add_name(ORDERS, name, OrderRule(key, timed, drawn), "order", key, 4)
         return key
 
     return register
@@ -122,7 +125,7 @@ def register_prefetcher(name: str, *, source: str = "") -> Callable[[Predict], P
         raise CrispError(f"prefetch {name}: source '{source}', expected router, profile or future")
 
     def register(predict: Predict) -> Predict:
-        add_name(PREFETCHERS, name, PrefetchRule(predict, source), "prefetch", predict)
+        add_name(PREFETCHERS, name, PrefetchRule(predict, source), "prefetch", predict, 2)
         return predict
 
     return register
@@ -134,10 +137,13 @@ Columns = Callable[[Path], Mapping[str, npt.ArrayLike]]
 def register_importer(name: str) -> Callable[[Columns], Columns]:
     """Register a function from a path to the columns of a long table, for `crisp trace import`."""
     check_named(name, "importer")
-    from crisp.trace.importing.readers import READERS, table_of_columns  # imports pyarrow
+    from crisp.trace.importing.readers import READERS, LongTable, table_of_columns  # with pyarrow
 
     def register(read: Columns) -> Columns:
-        add_name(READERS, name, lambda path: table_of_columns(path, read(path)), "importer", read)
+        def open_table(path: Path) -> LongTable:
+            return table_of_columns(path, read(path))
+
+        add_name(READERS, name, open_table, "importer", read, 1)
         return read
 
     return register
@@ -155,7 +161,7 @@ def register_device(
     from crisp.hw.devices.options import DEVICES, DeviceKind  # imports what devices need
 
     def register(open_device: OpenDevice) -> OpenDevice:
-        add_name(DEVICES, name, DeviceKind(open_device, torch, options), "device", open_device)
+        add_name(DEVICES, name, DeviceKind(open_device, torch, options), "device", open_device, 3)
         return open_device
 
     return register
@@ -167,7 +173,7 @@ def register_layout(name: str) -> Callable[[FindExperts], FindExperts]:
     check_named(name, "layout")
 
     def register(find: FindExperts) -> FindExperts:
-        add_name(LAYOUTS, name, find, "layout", find)
+        add_name(LAYOUTS, name, find, "layout", find, 2)
         return find
 
     return register

@@ -74,6 +74,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in long]
 
 
+@pytest.fixture(autouse=True)
+def on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take temporary files for files on a disk, wherever TMPDIR is."""
+    monkeypatch.setattr("crisp.hw.store.file_system.IN_MEMORY", ())
+
+
 @pytest.fixture(scope="session")
 def shared(pytestconfig: pytest.Config) -> Path:
     """The folder of large test inputs; tests that need it are skipped when it is not named."""

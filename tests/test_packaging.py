@@ -163,7 +163,7 @@ def test_the_source_distribution_holds_traces_tests_and_licence(built: Path) -> 
     assert names >= {path.relative_to(ROOT).as_posix() for path in traces}
     assert names >= {"LICENSE", "README.md", "Makefile", "constraints.txt", "hatch_build.py"}
     assert names >= {"tests/test_packaging.py", "crisp/sim/__init__.py", "crisp/hw/__init__.py"}
-    assert names >= files("tests", "**/*.py") | files("examples", "*") | files("docs", "*.md")
+    assert names >= files("tests", "**/*.py") | files("examples", "*.*") | files("docs", "*.md")
     assert not [name for name in names if name.startswith((".venv", ".git/", "out/"))]
     assert not [name for name in names if name.startswith(("sim/", "hw/"))]  # once is enough
 

@@ -86,5 +86,8 @@ def options(
             "--version", callback=_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print the traceback of an error; comes first.")
+    ] = False,
 ) -> None:
     """Explore offline how an MoE model runs when its experts do not fit into device memory."""

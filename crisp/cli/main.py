@@ -12,14 +12,17 @@ import shlex
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from crisp.errors import CrispError, FormerNameWarning, InvariantError
 
 USAGE, FAULT, INTERRUPTED, BROKEN_PIPE, TERMINATED = 2, 70, 130, 141, 143  # exit codes
+_LONGEST = 300  # characters of a library's message
 
 
 class Terminated(KeyboardInterrupt):
@@ -68,42 +71,66 @@ def _drop(stream: TextIO) -> None:
 
 def _guarded(arguments_given: list[str]) -> int:
     """Run a command and report whatever goes wrong; return the exit code."""
+    debug = arguments_given[:1] == ["--debug"]
+    command_line = arguments_given[1:] if debug else arguments_given
     try:
         with _termination_raised():
-            return _run(arguments_given)
-    except KeyboardInterrupt as error:
+            return _run(command_line)
+    except BaseException as error:
+        if debug:
+            traceback.print_exception(error)
+        return _explain(error, command_line)
+
+
+def _explain(error: BaseException, command_line: list[str]) -> int:
+    """Say in one line what went wrong; return the exit code."""
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, KeyboardInterrupt):
+        error = error.__cause__  # Python 3.11 says so if a class was being made
+    if isinstance(error, KeyboardInterrupt):
         return _interrupted(error)
-    except RuntimeError as error:
-        if not isinstance(error.__cause__, KeyboardInterrupt):
-            return _plugin_failed(error)
-        return _interrupted(error.__cause__)  # Python 3.11 says so if a class was being made
-    except BrokenPipeError:
+    if isinstance(error, BrokenPipeError):
         _drop(sys.stdout)
         return BROKEN_PIPE
-    except CrispError as error:
+    if isinstance(error, CrispError):
         return _say(_noted(f"error: {error}", error), USAGE)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _say(f"error: {where}{error.strerror or error}", USAGE)
-    except InvariantError as error:
-        command_line = shlex.join(["crisp", *arguments_given])
-        return _say(
-            f"error: a fault of crisp, not of your input: {error}; please report it, with the "
-            f"command: {command_line}",
-            FAULT,
-        )
-    except (Exception, SystemExit) as error:  # a plugin's exit would look like success
-        return _plugin_failed(error)
-
-
-def _plugin_failed(error: BaseException) -> int:
-    """Say what went wrong in a plugin's function; raise an error that is not of one."""
     from crisp.extensions import plugin_fault
 
     fault = plugin_fault(error)
-    if fault is None:
-        raise error
-    return _say(f"error: {fault}", USAGE)
+    if fault is not None:
+        return _say(f"error: {fault}", USAGE)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return _say(f"error: {where}{error.strerror or error}", USAGE)
+    if isinstance(error, MemoryError):
+        return _say(f"error: memory is too little: {error}".removesuffix(": "), USAGE)
+    if isinstance(error, InvariantError):
+        return _say(
+            f"error: a fault of crisp, not of your input: {error}; please report it, with the "
+            f"command: {shlex.join(['crisp', *command_line])}",
+            FAULT,
+        )
+    return _unexpected(error, command_line)
+
+
+def _unexpected(error: BaseException, command_line: list[str]) -> int:
+    """Report an error that crisp does not know, such as a library's; return the exit code.
+
+    The file is the one that the innermost of crisp's functions was at: then it, and not crisp, is
+    likely to be at fault.
+    """
+    files: list[Path] = []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).startswith("crisp."):
+            values = frame.f_locals.values()
+            files += [value for value in values if isinstance(value, Path) and value.is_file()]
+    where = f"{files[-1]}: " if files else ""
+    lines = str(error).strip().splitlines()
+    reason = f": {lines[0][:_LONGEST]}" if lines else ""
+    return _say(
+        f"error: {where}{type(error).__name__}{reason}; crisp did not expect this: please report "
+        f"it, with what this prints: {shlex.join(['crisp', '--debug', *command_line])}",
+        USAGE if files else FAULT,
+    )
 
 
 @contextmanager

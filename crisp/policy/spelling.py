@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -40,6 +40,11 @@ def build(text: str, known: Mapping[str, Callable[..., T]], what: str) -> T:
         if key in given:
             raise CrispError(f"{what} '{text}': {key} is given twice")
         given[key] = parse_fraction(value, f"{what} '{text}'")
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.name not in given and field.default is field.default_factory is MISSING:
+            raise CrispError(
+                f"{what} '{text}': {field.name} has to be given, as {name}({field.name}=...)"
+            )
     return kind(**given)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from crisp.hw.errors import DeviceError
 from crisp.hw.store.aio import MOST_PLACES, AsynchronousRead
+from crisp.hw.store.file_system import memory_file_system
 from crisp.hw.store.format import header
 from crisp.hw.store.reader import Store
 from crisp.model.spec import PAGE
@@ -43,7 +44,10 @@ class StoreFiles:
         # O_DIRECT is used for all of the files, or for none
         refused = next(filter(None, map(direct_refused, store.files)), None)
         self.why_not_direct = refused and f"{store.path}: O_DIRECT is refused: {refused}"
-        self.direct = refused is None
+        memory = None if refused else memory_file_system(store.path)
+        if memory is not None:  # which takes O_DIRECT, and yet is no disk
+            self.why_not_direct = f"{store.path}: lies in memory ({memory}), not on a disk"
+        self.direct = self.why_not_direct is None
         self._files: list[int] = []
         self._async_reads: list[AsynchronousRead] = []
         self.read_bytes = WHOLE

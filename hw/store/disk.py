@@ -13,6 +13,7 @@ from pathlib import Path
 from crisp.hw.memory import map_anonymous
 from crisp.hw.store.aio import AsynchronousRead
 from crisp.hw.store.block_io import SIZES, direct_refused
+from crisp.hw.store.file_system import memory_file_system
 from crisp.model.spec import PAGE
 
 FILE_BYTES = 1 << 28  # of a temporary file
@@ -30,10 +31,13 @@ class ReadSpeed:
 
 
 def why_not_direct(folder: Path) -> str | None:
-    """Return why files of a folder cannot be read with O_DIRECT; None: they can.
+    """Return why files of a folder cannot be read from a disk with O_DIRECT; None: they can.
 
     Raises OSError where no file can be created.
     """
+    memory = memory_file_system(folder)
+    if memory is not None:
+        return f"lies in memory ({memory}), not on a disk"
     with temporary_file(folder, PAGE) as path:
         refused = direct_refused(path)
     return refused and f"refused: {refused}"

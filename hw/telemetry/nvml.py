@@ -42,6 +42,9 @@ _REMEDIES = {
     18: "restart the machine: its driver was updated while loaded",  # LIB_RM_VERSION_MISMATCH
 }
 _NO_BINDING = "pip install nvidia-ml-py (or '.[gpu]' in the checkout)"
+_OLD_BINDING = "pip uninstall nvidia-ml-py3 pynvml, then pip install nvidia-ml-py"
+# What the meter calls and older bindings lack.
+_CALLS = ("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetFieldValues")
 
 
 class Nvml(SampledMeter):
@@ -150,6 +153,10 @@ def _init_nvml() -> Any:
         nvml = importlib.import_module("pynvml")
     except ImportError as error:
         raise UnreadableMeter(f"nvidia-ml-py cannot be imported: {error}", _NO_BINDING) from error
+    lacking = [name for name in _CALLS if not hasattr(nvml, name)]
+    if lacking:  # nvidia-ml-py3, the last of which is of 2018, or its copy pynvml
+        where = getattr(nvml, "__file__", None) or "pynvml"
+        raise UnreadableMeter(f"{where}: an old binding, without {lacking[0]}", _OLD_BINDING)
     with _errors(nvml):
         nvml.nvmlInit()
     return nvml

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from crisp.hw.devices.options import DeviceOptions
+    from crisp.hw.store.reader import Store
+
+
+def open_store(path: Path) -> Store:
+    """Open a store to run from; note on standard error where it lies, if not on a disk."""
+    from crisp.hw.store.file_system import memory_file_system
+    from crisp.hw.store.reader import Store
+
+    store = Store.open(path)
+    memory = memory_file_system(store.path)
+    if memory is not None:
+        print(
+            f"note: {path} lies in memory ({memory}): loads are copies there, not reads of a disk",
+            file=sys.stderr,
+        )
+    return store
 
 
 def device_options(

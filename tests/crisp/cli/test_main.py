@@ -100,6 +100,47 @@ def test_a_fault_of_ours_says_so(
     )
 
 
+def test_an_error_that_nobody_expected_is_one_line(
+    crisp: Callable, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the file that was at hand, which is then likely at fault."""
+
+    def broken(path: object) -> None:
+        raise KeyError("first line\nsecond line")
+
+    monkeypatch.setattr("crisp.trace.tensor_file.read", broken)
+    done = crisp("trace", "info", trace)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        f"error: {trace}: KeyError: 'first line\\nsecond line'; crisp did not expect this: please "
+        f"report it, with what this prints: crisp --debug trace info {trace}\n"
+    )
+
+
+def test_without_a_file_it_is_a_fault_of_ours(
+    crisp: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("crisp.hw.telemetry.meters", broken)
+    done = crisp("doctor")
+    assert (done.code, done.out) == (70, "")
+    assert done.err == (
+        "error: ZeroDivisionError; crisp did not expect this: please report it, with what this "
+        "prints: crisp --debug doctor\n"
+    )
+
+
+def test_the_traceback_on_demand(crisp: Callable, tmp_path: Path) -> None:
+    done = crisp("--debug", "trace", "info", tmp_path / "none.trace.safetensors")
+    assert done.code == 2
+    first, *_, last = done.err.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last.startswith(f"error: {tmp_path}/none.trace.safetensors: ")
+    assert crisp("--debug", "--version").code == 0
+
+
 def test_a_closed_pipe_is_no_error(trace: Path, tmp_path: Path) -> None:
     """As in ``crisp ... | head -0``: nobody reads."""
     command = f"{sys.executable} -m crisp simulate {trace} --policy fo --budget 10% --json -"

@@ -356,6 +356,52 @@ def test_a_wrong_answer_is_one_line(
     assert re.fullmatch(rf"error: .*{message}.*\n", done.err)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("@register_cache('few')\ndef victim(resident, protected):\n    return -1\n",
+         r"cache few: victim\(resident, protected\) is called with 6 arguments: too many"),
+        ("def note(mark): pass\n@register_cache('noted', used=note)\n"
+         "def victim(*arrays):\n    return -1\n",
+         r"cache noted: note\(mark\) is called with 8 arguments: too many"),
+        ("@register_order('more')\ndef key(a, b, c, d, e):\n    return 0, 0\n",
+         r"order more: key\(a, b, c, d, e\) is called with 4 arguments: missing .* 'e'"),
+        ("@register_prefetcher('none')\ndef far():\n    return []\n",
+         r"prefetch none: far\(\) is called with 2 arguments: too many"),
+        ("@register_importer('none')\ndef read():\n    return {}\n",
+         r"importer none: read\(\) is called with 1 argument: too many"),
+        ("@register_device('none')\ndef opened(*, store):\n    return store\n",
+         r"device none: opened\(\*, store\) is called with 3 arguments: "),
+        ("@register_layout('none')\ndef find(name):\n    return None\n",
+         r"layout none: find\(name\) is called with 2 arguments: too many"),
+    ],
+)  # fmt: skip
+def test_a_function_of_other_arguments_is_refused_as_it_is_registered(
+    text: str, message: str
+) -> None:
+    with pytest.raises(CrispError, match=rf"^--plugin mine.py: line \d+: {message}"):
+        load_file(plugin(IMPORTS + text))
+
+
+def test_a_width_without_a_value_that_it_needs(crisp: Crisp) -> None:
+    file = plugin(UNIFORM.replace("share: Fraction = Fraction(1, 2)", "share: Fraction"))
+    given = ("simulate", "tiny-mixtral-docs", "--policy", "lru", "--budget", "40%", "--limit", 20,
+             "--plugin", file, "--width")  # fmt: skip
+    done = crisp(*given, "half")
+    assert (done.code, done.err) == (
+        2, "error: width 'half': share has to be given, as half(share=...)\n"
+    )  # fmt: skip
+    assert crisp(*given, "half(.5)").code == 0
+
+
+def test_an_error_of_the_system_in_a_plugin_names_the_plugin(crisp: Crisp) -> None:
+    file = plugin(LRU.replace("    best = -1", "    open('/no/such/file')", 1))
+    done = crisp("simulate", "tiny-mixtral-docs", "--policy", "lru", "--budget", "40%",
+                 "--cache", "copied", "--plugin", file)  # fmt: skip
+    assert done.code == 2
+    assert re.fullmatch(r"error: --plugin .*mine\.py: line 5: FileNotFoundError: .*\n", done.err)
+
+
 def test_entry_points_are_loaded_for_unknown_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target is a module, or a function that registers."""
     loaded = []

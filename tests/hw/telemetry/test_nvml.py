@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -353,6 +354,19 @@ def test_no_binding_is_a_reason_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -
     assert probe.reason.startswith("nvidia-ml-py cannot be imported")
     assert probe.remedy is not None
     assert "pip install nvidia-ml-py" in probe.remedy
+
+
+def test_an_old_binding_is_a_reason_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nvidia-ml-py3 7.352.0, of 2018, which knows neither energy counters nor fields."""
+    old = ModuleType("pynvml")
+    old.__file__ = "/old/pynvml.py"
+    old.nvmlInit = lambda: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pynvml", old)
+    probe = Nvml().probe()
+    assert probe.reason == (
+        "/old/pynvml.py: an old binding, without nvmlDeviceGetTotalEnergyConsumption"
+    )
+    assert probe.remedy == "pip uninstall nvidia-ml-py3 pynvml, then pip install nvidia-ml-py"
 
 
 @pytest.fixture

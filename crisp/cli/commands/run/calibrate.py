@@ -35,7 +35,7 @@ def calibrate(
     """Measure a device, as a hardware profile to simulate with."""
     import sys
 
-    from crisp.cli.options.devices import device_options
+    from crisp.cli.options.devices import device_options, open_store
     from crisp.cli.options.files import check_outputs
     from crisp.cli.output.progress import ReadingProgress, progress_share
     from crisp.errors import CrispError
@@ -47,7 +47,6 @@ def calibrate(
         pool_slots,
     )
     from crisp.hw.model.resident import open_resident, same_geometry
-    from crisp.hw.store.reader import Store
     from crisp.units import format_bytes
 
     check_outputs({"--out": out}, [("--store", store), ("--model", model)], stdout=False)
@@ -58,7 +57,7 @@ def calibrate(
     )  # fmt: skip
     if loads_from == "mapped":
         raise CrispError("--loads-from mapped: loads nothing that could be measured")
-    opened = Store.open(store)
+    opened = open_store(store)
     if model is not None:
         same_geometry(model, opened)
     least = 0.0 if options.link_limit is None else least_seconds(opened, options.link_limit)

@@ -188,6 +188,7 @@ def _reading(folder: Path, file: Path | None, progress: Callable[[float], None])
     from contextlib import nullcontext
 
     from crisp.hw.store.disk import FILE_BYTES, read_speed, temporary_file
+    from crisp.hw.store.file_system import memory_file_system
     from crisp.units import format_bytes
 
     source: AbstractContextManager[Path] = nullcontext(file) if file else temporary_file(
@@ -199,16 +200,21 @@ def _reading(folder: Path, file: Path | None, progress: Callable[[float], None])
     except OSError as error:
         return _no_file("read speed", folder, error, {"bytes_per_second": None})
     how = "by O_DIRECT" if speed.direct else "through the page cache"
+    memory = memory_file_system(folder if file is None else file)
+    if memory is not None:
+        how = f"of memory ({memory}), not of a disk"
     what = file or f"a temporary file of {format_bytes(FILE_BYTES)}"
     return Diagnosis(
         "read speed",
-        True,
+        memory is None,
         f"{format_bytes(speed.bytes_per_second)}/s {how}, {format_bytes(speed.read_bytes)} at a "
         f"time, from {what}",
+        None if memory is None else "--dir or --store on a disk",
         values={
             "bytes_per_second": round(speed.bytes_per_second),
             "read_bytes": speed.read_bytes,
             "direct": speed.direct,
+            "memory_file_system": memory,
         },
     )
 

@@ -72,7 +72,7 @@ def generate(
 
     Routed experts are loaded as they are needed; everything else stays in memory.
     """
-    from crisp.cli.options.devices import device_options
+    from crisp.cli.options.devices import device_options, open_store
     from crisp.cli.options.files import check_no_folder, check_outputs
     from crisp.cli.output.dry_run import dry_run_summary
     from crisp.cli.output.progress import ReadingProgress, progress_share
@@ -81,7 +81,6 @@ def generate(
     from crisp.hw.model.generate import GeneratedText, check_arguments, empty_case
     from crisp.hw.model.generate import generate as run
     from crisp.hw.model.resident import open_resident, same_geometry
-    from crisp.hw.store.reader import Store
     from crisp.hw.telemetry import meter_for
     from crisp.hw.telemetry.metering import power_model
     from crisp.policy import Budget, named
@@ -115,7 +114,7 @@ def generate(
     )  # fmt: skip
     machine = None if hardware is None else hardware_profile(hardware)
     power_model(machine, modelled_energy)  # else it would be missed after loading
-    opened = Store.open(store)
+    opened = open_store(store)
     share.capacity(opened.spec, chosen.cache)  # raises CrispError
     prepared = _load_metadata(model, metadata, opened)
     counts = None if prepared is None else prepared[1].profile()

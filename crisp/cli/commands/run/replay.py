@@ -54,7 +54,7 @@ def replay(
     plugin: flags.Plugin = None,
 ) -> None:
     """Run a trace on this machine, its experts loaded from a store."""
-    from crisp.cli.options.devices import device_options
+    from crisp.cli.options.devices import device_options, open_store
     from crisp.cli.options.files import check_no_folder
     from crisp.cli.options.lists import split_list
     from crisp.cli.output.dry_run import dry_run_summary
@@ -63,7 +63,6 @@ def replay(
     from crisp.cli.output.run_tables import format_report
     from crisp.cli.output.setup_lines import describe_run, describe_setup
     from crisp.hw.replay import replay as run
-    from crisp.hw.store.reader import Store
     from crisp.hw.telemetry import meter_for
     from crisp.hw.telemetry.metering import power_model
     from crisp.policy import Budget
@@ -92,7 +91,7 @@ def replay(
         device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
         loads_from=loads_from, progress=ReadingProgress(),
     )  # fmt: skip
-    opened = Store.open(store)
+    opened = open_store(store)
     setup = load_setup(
         trace,
         model=str(store),

@@ -98,6 +98,19 @@ def test_a_disk_that_refuses_o_direct(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_in_memory_is_no_disk(
+    crisp: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("hw.store.disk", "hw.store.file_system"):
+        monkeypatch.setattr(f"crisp.{module}.memory_file_system", lambda path: "tmpfs")
+    found = told(crisp, tmp_path)
+    assert not found["O_DIRECT"]["ok"]
+    assert found["O_DIRECT"]["found"] == f"{tmp_path}: lies in memory (tmpfs), not on a disk"
+    assert not found["read speed"]["ok"]
+    assert "/s of memory (tmpfs), not of a disk, " in found["read speed"]["found"]
+    assert found["read speed"]["memory_file_system"] == "tmpfs"
+
+
 def test_a_system_without_asynchronous_reads(
     crisp: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,9 +187,12 @@ def test_sums_of_parts_are_those_of_the_whole(two: Study) -> None:
     whole = calibrate(two.loaded.model, two.samples["docs"])
     parts = two.calibration(["docs"])
     assert parts.tokens == whole.tokens
+    # Other numbers of rows may be multiplied in another order: float32 sums of up to d_ff products.
+    # A window that is missing would change a sum by its share of the windows, some hundredths.
+    rtol = two.spec.d_ff * 2**-24
     for layer, sums in whole.layers.items():
         for name, value in vars(sums).items():
-            np.testing.assert_allclose(getattr(parts.layers[layer], name), value, rtol=1e-9)
+            np.testing.assert_allclose(getattr(parts.layers[layer], name), value, rtol=rtol)
     assert two.calibration(["docs"], upto=2).windows == 2
 
 

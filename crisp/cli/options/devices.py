@@ -18,7 +18,7 @@ def open_store(path: Path) -> Store:
     from crisp.hw.store.reader import Store
 
     store = Store.open(path)
-    memory = memory_file_system(store.path)
+    memory = memory_file_system(path)
     if memory is not None:
         print(
             f"note: {path} lies in memory ({memory}): loads are copies there, not reads of a disk",

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from crisp import extensions
-from crisp.errors import CrispError
+from crisp.errors import CrispError, FormerNameWarning
 from crisp.extensions import PluginFile, find_name, load_file
 from crisp.plugins import register_cache, register_width
 from crisp.policy import named
@@ -366,8 +366,8 @@ def test_a_wrong_answer_is_one_line(
          r"cache noted: note\(mark\) is called with 8 arguments: too many"),
         ("@register_order('more')\ndef key(a, b, c, d, e):\n    return 0, 0\n",
          r"order more: key\(a, b, c, d, e\) is called with 4 arguments: missing .* 'e'"),
-        ("@register_prefetcher('none')\ndef far():\n    return []\n",
-         r"prefetch none: far\(\) is called with 2 arguments: too many"),
+        ("@register_prefetcher('far')\ndef far():\n    return []\n",
+         r"prefetch far: far\(\) is called with 2 arguments: too many"),
         ("@register_importer('none')\ndef read():\n    return {}\n",
          r"importer none: read\(\) is called with 1 argument: too many"),
         ("@register_device('none')\ndef opened(*, store):\n    return store\n",
@@ -461,5 +461,7 @@ def test_a_plugin_file_is_loaded_once_and_by_its_text() -> None:
 def test_a_former_name_of_a_policy(crisp: Crisp) -> None:
     done = crisp("simulate", "tiny-mixtral-docs", "--policy", "worth", "--budget", "40%")
     assert done.err.startswith("note: policy worth is called contribution-resident now\n")
-    assert named("worth") == named("contribution-resident")
-    assert named("worth").to_dict()["name"] == "contribution-resident"
+    with pytest.warns(FormerNameWarning, match="worth is called contribution-resident now"):
+        policy = named("worth")
+    assert policy == named("contribution-resident")
+    assert policy.to_dict()["name"] == "contribution-resident"

@@ -206,10 +206,10 @@ def test_what_cannot_be_is_refused() -> None:
         ResidentFloor().bind(MIXTRAL.with_(block=16), profile([1] * 8), True)
 
 
-@pytest.mark.parametrize("name", ["em", "drop", "contribution", "worth"])
+@pytest.mark.parametrize("name", ["em", "drop", "contribution", "contribution-resident"])
 def test_named(name: str) -> None:
     policy = named(name)
-    by_block = name in ("contribution", "worth")
+    by_block = name in ("contribution", "contribution-resident")
     assert policy.cache.unit == ("block" if by_block else "expert")
     assert named(name, unit="expert").cache.unit == "expert"
     assert policy.to_dict()["width"].partition("(")[0] == policy.width_name

@@ -96,6 +96,22 @@ def test_files(crisp: Crisp, store: Path, text: str, tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
 
 
+def test_a_store_in_memory_is_told(
+    crisp: Crisp, store: Path, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("file_system", "block_io"):
+        monkeypatch.setattr(f"crisp.hw.store.{module}.memory_file_system", lambda path: "tmpfs")
+    done = crisp(*line(store, "--json", tmp_path / "r.json"))
+    assert done.code == 0
+    assert done.out.startswith(text)
+    assert done.err == (
+        f"note: {store} lies in memory (tmpfs): loads are copies there, not reads of a disk\n"
+    )
+    device = json.loads((tmp_path / "r.json").read_text())["settings"]["device"]
+    assert device["direct"] is False
+    assert device["why_not_direct"]
+
+
 def test_data_on_standard_output_sends_text_to_standard_error(
     crisp: Crisp, store: Path, text: str
 ) -> None:

@@ -28,6 +28,14 @@ def tiny() -> LoadedModel:
     return load_model(str(TINY))
 
 
+@pytest.fixture(scope="module")
+def exact() -> LoadedModel:
+    """The model in float64, whose roundings are too small to change what it writes."""
+    loaded = load_model(str(TINY))
+    loaded.model.double().set_experts_implementation("eager")  # others have no float64
+    return loaded
+
+
 @pytest.fixture
 def texts(tmp_path: Path) -> list[Path]:
     words = ["import", "class", "the lord", "return self", "god", "None", "unto the king"]
@@ -44,10 +52,10 @@ def texts(tmp_path: Path) -> list[Path]:
 
 
 def test_a_row_is_the_pass_that_has_the_token_as_input(
-    tiny: LoadedModel, texts: list[Path]
+    exact: LoadedModel, texts: list[Path]
 ) -> None:
     recipe = Recipe(10, 7, sequences=3, batch=2, temperature=0, token_ids=True)
-    trace = capture(tiny, texts, recipe)
+    trace = capture(exact, texts, recipe)
     trace.validate("trace")
     assert trace.experts.shape == (3 * (10 + 6), 6, 2)  # the seventh token sampled is never fed
     assert trace.sequence.tolist() == [s for s in range(3) for _ in range(16)]
@@ -60,37 +68,37 @@ def test_a_row_is_the_pass_that_has_the_token_as_input(
     routers: list[Any] = []
     hooks = [
         layer.mlp.gate.register_forward_hook(lambda _, args, output: routers.append(output[2]))
-        for layer in tiny.model.model.layers
+        for layer in exact.model.model.layers
     ]
     with torch.no_grad():
-        logits = tiny.model(tokens).logits
+        logits = exact.model(tokens).logits
     for hook in hooks:
         hook.remove()
     again = torch.stack(routers, 1).numpy()
-    assert (again == trace.experts).mean() > 0.99  # another shape of batch may round otherwise
-    assert (logits[:, 9:15].argmax(-1) == tokens[:, 10:]).float().mean() > 0.9  # greedy
+    assert np.array_equal(again, trace.experts)
+    assert torch.equal(logits[:, 9:15].argmax(-1), tokens[:, 10:])  # greedy
 
 
 def test_the_batch_changes_nothing_and_the_seed_everything(
-    tiny: LoadedModel, texts: list[Path]
+    exact: LoadedModel, texts: list[Path]
 ) -> None:
     def run(**more: Any) -> RoutingTrace:
-        return capture(tiny, texts, Recipe(8, 6, sequences=4, token_ids=True, **more))
+        return capture(exact, texts, Recipe(8, 6, sequences=4, token_ids=True, **more))
 
     one, four, other = run(batch=1), run(batch=4), run(batch=4, seed=1)
     assert one.token is not None
     assert four.token is not None
     assert other.token is not None
     assert np.array_equal(one.token, four.token)
-    assert (one.experts == four.experts).mean() > 0.99
+    assert np.array_equal(one.experts, four.experts)
     assert not np.array_equal(one.token.reshape(4, -1)[:, :8], other.token.reshape(4, -1)[:, :8])
 
 
-def test_every_sequence_draws_for_itself(tiny: LoadedModel, tmp_path: Path) -> None:
+def test_every_sequence_draws_for_itself(exact: LoadedModel, tmp_path: Path) -> None:
     same = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for path in same:
         path.write_text("import os and sys, then return self to the king", encoding="utf-8")
-    trace = capture(tiny, same, Recipe(10, 12, sequences=2, batch=2, token_ids=True))
+    trace = capture(exact, same, Recipe(10, 12, sequences=2, batch=2, token_ids=True))
     assert trace.token is not None
     one, two = trace.token.reshape(2, -1)
     assert np.array_equal(one[:10], two[:10])

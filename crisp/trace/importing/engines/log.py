@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crisp.trace import RoutingTrace
+
+
+class KnownSizes(NamedTuple):
+    """The sizes of the model that a log is of, as far as its reader was told them."""
+
+    n_experts: int | None = None  # of a MoE layer
+    n_layers: int | None = None  # MoE or not
+    top_k: int | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

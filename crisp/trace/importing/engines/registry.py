@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crisp.errors import CrispError, unknown_name
-from crisp.trace.importing.engines.log import EngineLog, ExpertCounts
+from crisp.trace.importing.engines.log import EngineLog, ExpertCounts, KnownSizes
 
-Sizes = tuple[int | None, int | None]  # (n_experts, n_layers) as the caller knows them
-Read = Callable[[Sequence[Path], Sizes], EngineLog | ExpertCounts]
+Read = Callable[[Sequence[Path], KnownSizes], EngineLog | ExpertCounts]
 
 
 @dataclass(frozen=True)
@@ -18,8 +17,8 @@ class EngineReader:
     """How the logs of one engine are told from others, and read.
 
     ``recognise(path, head)``: whether a file is such a log, by its first 64 KiB; never raises.
-    ``read(paths, (n_experts, n_layers))``: the log in these files; CrispError, one line, for one
-    that is broken or lacks what nobody told it.
+    ``read(paths, sizes)``: the log in these files; CrispError, one line, for one that is broken or
+    lacks what nobody told it.
     """
 
     recognise: Callable[[Path, bytes], bool]
@@ -39,10 +38,11 @@ def read_log(
     *,
     n_experts: int | None = None,
     n_layers: int | None = None,
+    top_k: int | None = None,
 ) -> EngineLog | ExpertCounts:
     """Read the log that an engine left in ``paths``; engine: recognised by content if None.
 
-    n_experts, n_layers: of the model, for logs that do not say. Raises CrispError for files that
+    n_experts, n_layers, top_k: of the model, for logs that do not say. Raises CrispError for files that
     are unreadable, broken or not recognised, and for unknown engines.
     """
     for path in paths:
@@ -56,7 +56,7 @@ def read_log(
             )
     if engine not in ENGINES:
         raise unknown_name(engine, ENGINES, "engine")
-    return ENGINES[engine].read(paths, (n_experts, n_layers))
+    return ENGINES[engine].read(paths, KnownSizes(n_experts, n_layers, top_k))
 
 
 def recognise_log(path: Path) -> str | None:

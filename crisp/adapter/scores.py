@@ -33,7 +33,8 @@ def observe_scores(
         raise CrispError(f"{name}: does not say where its router's scores are; capture without")
     with ExitStack() as stack:
         for which, layer in enumerate(layout.layers):
-            router, index = _router(name, layer, places)
+            decoder_layer = model.get_submodule(f"{layout.stack}.{layer.index}")
+            router, index = _router(name, layer, decoder_layer, places)
 
             def hook(
                 _: Any, args: Any, output: Any, which: int = which, index: int = index
@@ -74,10 +75,12 @@ def _places(model: Any) -> list[tuple[type, int]]:
     return places
 
 
-def _router(name: str, layer: MoeLayer, places: list[tuple[type, int]]) -> tuple[Any, int]:
+def _router(
+    name: str, layer: MoeLayer, decoder_layer: Any, places: list[tuple[type, int]]
+) -> tuple[Any, int]:
     found = [
         (module, index)
-        for module in layer.block.modules()
+        for module in decoder_layer.modules()
         for kind, index in places
         if isinstance(module, kind)
     ]

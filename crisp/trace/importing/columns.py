@@ -38,7 +38,8 @@ def whole_numbers(path: Path, name: str, column: Any, limit: int, *, lowest: int
         if highest is not None and highest > limit:
             raise _out_of_range(path, name, highest, limit)
         empty = np.asarray(column.is_null()) if column.null_count else None
-        values: Ints = column.fill_null(0).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        filled = column if empty is None else column.fill_null(0)
+        values: Ints = filled.cast(pa.int64()).to_numpy(zero_copy_only=False)
     elif pa.types.is_floating(column.type):
         numbers = _floats(path, name, column)
         empty = np.isnan(numbers)

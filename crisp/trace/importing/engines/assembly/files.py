@@ -128,7 +128,11 @@ def to_array(value: Any, name: str) -> Array:
     if hasattr(value, "detach"):  # a tensor, and numpy has no bfloat16
         try:
             value = value.detach()
+            # A tensor without strides is small in the file, whatever its shape.
+            check_total(8 * int(value.numel()), name)
             value = (value.float() if value.is_floating_point() else value).cpu().numpy()
+        except CrispError:
+            raise
         except Exception as error:  # sparse, quantised, or on no device
             raise CrispError(f"{name}: not a plain tensor ({_first_line(error)})") from error
     try:
@@ -179,7 +183,7 @@ def _npy_header(
 def check_total(size: int, name: str) -> None:
     """Raise CrispError for more bytes than a log may unpack to."""
     if size > _MOST:
-        raise CrispError(f"{name}: {size:,} bytes unpacked are more than a log is read for")
+        raise CrispError(f"{name}: {size:,} bytes unpacked are more than a log may have")
 
 
 def _first_line(error: BaseException) -> str:

@@ -113,7 +113,7 @@ def _lists(path: Path, name: str, column: Any) -> Any:
     if pa.types.is_fixed_size_list(column.type) or pa.types.is_large_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     if column.null_count:
-        raise CrispError(f"{path}: column {name}: a row has no list")
+        raise CrispError(f"{path}: column {name}: a row has no list, others have")
     if pa.types.is_string(column.type):
         bare = pc.replace_substring_regex(column, r"^\s*[\[(]\s*|\s*[\])]\s*$", "")
         one = pc.replace_substring_regex(bare, r"\s*[,;\s]\s*", ",")

@@ -511,7 +511,7 @@ def test_json_lines_have_the_keys_of_all_lines(tmp_path: Path) -> None:
     assert "layer 0: weight nan found; expected a finite number" in error(path)
     lists = '{{"sequence":0,"token":{},"layer":0,"experts":[{}]{}}}\n'
     path.write_text(lists.format(0, "2, 11", "") + lists.format(1, "3, 5", ',"weights":[0.1,0.9]'))
-    assert error(path, n_layers=1, n_experts=16) == "column weights: a row has no list"
+    assert error(path, n_layers=1, n_experts=16) == "column weights: a row has no list, others have"
 
 
 def test_keys_are_those_of_all_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,91 @@
+"""The engines whose logs are read, by name, and the recognition of a log by its content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crisp.errors import CrispError, unknown_name
+from crisp.files import check_readable
+from crisp.trace.importing.engines import (
+    arrays,
+    cache_eval,
+    colibri,
+    llamacpp,
+    policylang,
+    sglang,
+    tensors,
+    vllm,
+)
+from crisp.trace.importing.engines.log import EngineLog, ExpertCounts, KnownSizes
+
+Read = Callable[[Sequence[Path], KnownSizes], EngineLog | ExpertCounts]
+
+
+@dataclass(frozen=True)
+class EngineReader:
+    """How the logs of one engine are told from others, and read.
+
+    ``recognise(path, head)``: whether a file is such a log, by its first 64 KiB; never raises.
+    ``read(paths, sizes)``: the log in these files; CrispError, one line, for one that is broken or
+    lacks what nobody told it.
+    """
+
+    recognise: Callable[[Path, bytes], bool]
+    read: Read
+
+
+# In the order in which a file is held against them: the surest first.
+ENGINES: dict[str, EngineReader] = {
+    # "bigmoeonedge": EngineReader(bigmoeonedge.recognise, bigmoeonedge.read),
+    "vllm": EngineReader(vllm.recognise, vllm.read),
+    "sglang": EngineReader(sglang.recognise, sglang.read),
+    "llama.cpp": EngineReader(llamacpp.recognise, llamacpp.read),
+    "colibri": EngineReader(colibri.recognise, colibri.read),
+    "moe-policylang": EngineReader(policylang.recognise, policylang.read),
+    "moe-cache-eval": EngineReader(cache_eval.recognise, cache_eval.read),
+    "array": EngineReader(arrays.recognise, arrays.read),
+    "moe-infinity": EngineReader(tensors.recognise_counts, tensors.read_counts),
+    "router-logits": EngineReader(tensors.recognise_logits, tensors.read_logits),
+}
+
+_HEAD = 1 << 16  # bytes looked at to recognise a file
+
+
+def read_log(
+    paths: Sequence[Path],
+    engine: str | None = None,
+    *,
+    n_experts: int | None = None,
+    n_layers: int | None = None,
+    top_k: int | None = None,
+) -> EngineLog | ExpertCounts:
+    """Read the log that an engine left in ``paths``; engine: recognised by content if None.
+
+    n_experts, n_layers, top_k: of the model, for logs that do not say. Raises CrispError for files
+    that are unreadable, broken or not recognised, and for unknown engines.
+    """
+    for path in paths:
+        if not path.exists():
+            raise CrispError(f"{path}: no such file")
+        check_readable(path)
+    if engine is None:
+        engine = recognise_log(paths[0])
+        if engine is None:
+            raise CrispError(
+                f"{paths[0]}: not recognised as a log; --from names its kind: {', '.join(ENGINES)}"
+            )
+    if engine not in ENGINES:
+        raise unknown_name(engine, ENGINES, "engine")
+    return ENGINES[engine].read(paths, KnownSizes(n_experts, n_layers, top_k))
+
+
+def recognise_log(path: Path) -> str | None:
+    """Return the engine whose log the file is, by its content; None if it is none that is known."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    for name, reader in ENGINES.items():
+        if reader.recognise(path, head):
+            return name
+    return None

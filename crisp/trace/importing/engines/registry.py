@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crisp.errors import CrispError, unknown_name
+from crisp.trace.importing.engines import bigmoeonedge
 from crisp.trace.importing.engines.log import EngineLog, ExpertCounts, KnownSizes
 
 Read = Callable[[Sequence[Path], KnownSizes], EngineLog | ExpertCounts]
@@ -26,7 +27,7 @@ class EngineReader:
 
 
 ENGINES: dict[str, EngineReader] = {
-    # "bigmoeonedge": EngineReader(bigmoeonedge.recognise, bigmoeonedge.read),
+    "bigmoeonedge": EngineReader(bigmoeonedge.recognise, bigmoeonedge.read),
 }
 
 _HEAD = 1 << 16  # bytes looked at to recognise a file
@@ -42,8 +43,8 @@ def read_log(
 ) -> EngineLog | ExpertCounts:
     """Read the log that an engine left in ``paths``; engine: recognised by content if None.
 
-    n_experts, n_layers, top_k: of the model, for logs that do not say. Raises CrispError for files that
-    are unreadable, broken or not recognised, and for unknown engines.
+    n_experts, n_layers, top_k: of the model, for logs that do not say. Raises CrispError for files
+    that are unreadable, broken or not recognised, and for unknown engines.
     """
     for path in paths:
         if not path.is_file():

@@ -42,6 +42,7 @@ class Recipe:
     temperature: float = 1.0  # 0 is greedy
     seed: int = 0
     token_ids: bool = False  # whether the trace keeps the tokens themselves
+    scores: bool = False  # whether it keeps the router's scores of all experts
 
     def __post_init__(self) -> None:
         for key, low in (("prompt_tokens", 1), ("new_tokens", 0), ("batch", 1), ("seed", 0)):
@@ -72,7 +73,10 @@ def capture(
     total = len(prompts) * (recipe.prompt_tokens + max(0, recipe.new_tokens - 1))
     advance = counter(progress, total)
     sequences: list[_Sequence] = []
-    with import_extra("torch").inference_mode(), record_routing(loaded.model) as recorder:
+    with (
+        import_extra("torch").inference_mode(),
+        record_routing(loaded.model, scores=recipe.scores) as recorder,
+    ):
         for first in range(0, len(prompts), recipe.batch):
             batch = list(enumerate(prompts))[first : first + recipe.batch]
             sequences += _run(loaded.model, recorder, batch, recipe, stop, advance)
@@ -147,7 +151,8 @@ def _rows(passes: Sequence[RecordedRouting], batch: int, which: int, count: int)
         rows = [part.reshape(batch, -1, *part.shape[1:])[which] for part in parts]
         return np.concatenate(rows)[:count]
 
-    return RecordedRouting(joined("experts"), joined("weights"), joined("guess"))
+    scores = None if passes[0].scores is None else joined("scores")
+    return RecordedRouting(joined("experts"), joined("weights"), joined("guess"), scores)
 
 
 def cache_of(output: Any, model: Any) -> dict[str, Any]:
@@ -266,5 +271,8 @@ def _assemble(
         weights=weights.astype(np.float16),
         guess=np.concatenate([sequence.routing.guess for sequence in sequences]),
         token=np.array(tokens, np.int32) if recipe.token_ids else None,
+        scores=np.concatenate([sequence.routing.scores for sequence in sequences])
+        if recipe.scores
+        else None,
         header=header,
     )

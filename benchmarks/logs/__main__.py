@@ -43,9 +43,15 @@ def main() -> None:
 def content_of(data: Path) -> dict[str, Any]:
     """Return all figures of the page."""
     from benchmarks.logs.diagnoses import diagnoses
+    from benchmarks.logs.imports import imports
     from benchmarks.logs.reproduction import reproduce
 
-    return {"version": 1, "models": reproduce(data), "diagnoses": diagnoses(data)}
+    return {
+        "version": 1,
+        "imports": imports(data),
+        "models": reproduce(data),
+        "diagnoses": diagnoses(data),
+    }
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ def render(content: dict[str, Any]) -> str:
     cells = sum(len(model["curve"]) for model in models)
     parts = [
         words.HEAD,
+        words.IMPORTS,
+        _imports(content["imports"]),
         words.REPRODUCED,
         _reproduced(models),
         words.EQUAL,
@@ -53,6 +55,16 @@ def render(content: dict[str, Any]) -> str:
         _assumptions(),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _imports(logs: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for log in logs:
+        absent = f"{log['absent']}" if log.get("absent") else ""
+        equal = {True: "yes", False: "**no**", None: ""}[log["equal"]]
+        rows.append([log["name"], f"`{log['recognised']}`", log["what"], absent, equal])
+    head = ["log", "recognised as", "what is read", "(token, layer)s absent", "equal to the truth"]
+    return table(head, rows)
 
 
 def _reproduced(models: Sequence[dict[str, Any]]) -> str:

@@ -14,6 +14,14 @@ github.com/Helldez/BigMoeOnEdge at 2d4f2b1, docs/bench-data), which are not dist
 project.
 """
 
+IMPORTS = """\
+## Logs imported
+
+`fixtures` are 40 tokens of one real trace, rewritten by hand in the layouts of other engines, so
+that the truth is known; the others were written by these engines. Each is recognised by its
+content ([traces.md](traces.md) has the formats).
+"""
+
 REPRODUCED = """\
 ## One engine, reproduced
 

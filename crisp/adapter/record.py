@@ -18,6 +18,7 @@ from crisp.adapter.layout import (
     intercept_experts,
     replaced_forward,
 )
+from crisp.adapter.scores import observe_scores, to_scores
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 
@@ -55,6 +56,7 @@ class RecordedRouting:
     experts: NDArray[np.int16]  # [n, layers, k]
     weights: NDArray[np.float32]  # [n, layers, k] as the model combined with them, 0 where absent
     guess: NDArray[np.int16]  # [n, layers, k]: the look-ahead prediction, see `look_ahead`
+    scores: NDArray[np.float16] | None = None  # [n, layers, experts]: see `observe_scores`
 
 
 class RoutingRecorder:
@@ -64,6 +66,7 @@ class RoutingRecorder:
         self.layout = layout
         self._routed: RouterOutputs = {}
         self._guessed: RouterOutputs = {}
+        self._scores: dict[int, Any] = {}  # MoE layer number -> scores [n, experts]
 
     def experts(self, which: int, hidden: Any, index: Any, weights: Any, run: Any) -> Any:
         """Record what the router chose, then compute what the model would have: the Handler."""
@@ -74,6 +77,10 @@ class RoutingRecorder:
         """Record what a router says about the input of the MoE block before its own."""
         self._record(self._guessed, which, index, weights)
 
+    def scores(self, which: int, scores: Any) -> None:
+        """Record the scores [n, experts] that a router gives all experts."""
+        self._scores[which] = scores.clone()
+
     def take(self) -> RecordedRouting:
         """Return the routing since the last call, on the host."""
         missing = [x.name for i, x in enumerate(self.layout.layers) if i not in self._routed]
@@ -81,8 +88,22 @@ class RoutingRecorder:
             raise CrispError(f"{missing[0]}: was not called in the forward pass; not understood")
         experts, weights = self._all_layers(self._routed)
         guess, _ = self._all_layers(self._guessed, experts.shape[2])
-        self._routed, self._guessed = {}, {}
-        return RecordedRouting(experts, weights, guess)
+        scores = self._all_scores(len(experts)) if self._scores else None
+        self._routed, self._guessed, self._scores = {}, {}, {}
+        return RecordedRouting(experts, weights, guess, scores)
+
+    def _all_scores(self, n: int) -> NDArray[np.float16]:
+        """Return scores [n, layers, experts], 0 where a layer is not MoE."""
+        n_experts = self.layout.n_experts
+        scores = np.zeros((n, self.layout.n_layers, n_experts), np.float16)
+        for which, layer in enumerate(self.layout.layers):
+            given = self._scores.get(which)
+            if given is None or len(given) != n:
+                raise CrispError(
+                    f"{layer.name}: its router did not score every token; capture without scores"
+                )
+            scores[:, layer.index] = to_scores(given, n_experts, layer.name)
+        return scores
 
     def _record(self, outputs: RouterOutputs, which: int, index: Any, weights: Any) -> None:
         if which in outputs:
@@ -174,8 +195,10 @@ def _without_hooks(block: Any) -> Iterator[None]:
 
 
 @contextmanager
-def record_routing(model: Any) -> Iterator[RoutingRecorder]:
+def record_routing(model: Any, *, scores: bool = False) -> Iterator[RoutingRecorder]:
     """Record the routing of every forward pass of ``model``, and the look-ahead guess.
+
+    scores: whether the scores of all experts are recorded, too (`observe_scores`).
 
     The guess for an MoE layer is what its router says about the input of the MoE block before it.
     Logits do not change by a bit. Raises CrispError for a model that is not understood (see
@@ -184,8 +207,9 @@ def record_routing(model: Any) -> Iterator[RoutingRecorder]:
     if model.training:
         raise CrispError(f"{type(model).__name__}: is in training mode; call model.eval() first")
     recorder = RoutingRecorder(expert_layout(model))
-    with (
-        intercept_experts(recorder.layout, recorder.experts),
-        look_ahead(recorder.layout, recorder.guess),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(intercept_experts(recorder.layout, recorder.experts))
+        stack.enter_context(look_ahead(recorder.layout, recorder.guess))
+        if scores:
+            stack.enter_context(observe_scores(model, recorder.layout, recorder.scores))
         yield recorder

@@ -24,8 +24,9 @@ TENSORS: dict[str, tuple[npt.DTypeLike, int]] = {  # name -> (type, dimensions)
     "weights": (np.float16, 3),
     "guess": (np.int16, 3),
     "token": (np.int32, 1),
+    "scores": (np.float16, 3),
 }
-OPTIONAL = ("weights", "guess", "token")
+OPTIONAL = ("weights", "guess", "token", "scores")
 ORIGINS = ("captured", "imported", "synthetic")
 
 _ENTRIES = 1 << 20  # (row, layer, rank) entries checked at a time
@@ -43,13 +44,14 @@ def validate(
     experts = tensors["experts"]  # [rows, layers, k]
     rows, layers, k = experts.shape
     _check_header(header, layers, k, name)
+    _check_scores(header, tensors, name)
     sequence, position, phase = (tensors[key] for key in ("sequence", "position", "phase"))
-    weights, guess = tensors.get("weights"), tensors.get("guess")
+    weights, guess, scores = (tensors.get(key) for key in ("weights", "guess", "scores"))
 
     def place(row: int) -> str:
         return f"row {row} (sequence {sequence[row]}, position {position[row]})"
 
-    step = max(1, _ENTRIES // (layers * k))
+    step = max(1, _ENTRIES // (layers * (k if scores is None else header.n_experts)))
     for start in range(0, rows, step):
         chunk = slice(start, start + step)
         with_last = slice(max(0, start - 1), start + step)  # each row is compared with the last
@@ -62,6 +64,8 @@ def validate(
             fault = _find_bad_weight(weights[chunk], experts[chunk], header.ordered)
         if not fault and guess is not None:
             fault = _find_bad_expert(guess[chunk], header.n_experts, "guessed expert")
+        if not fault and scores is not None:
+            fault = _find_bad_score(scores[chunk])
         if fault:
             row, layer, what = fault
             raise CrispError(f"{name}: {place(start + row)}, layer {layer}: {what}")
@@ -78,11 +82,23 @@ def _check_shapes(tensors: Tensors, name: str) -> None:
         if array is None:
             continue
         expected = experts.shape[:dimensions]
+        if tensor == "scores" and array.ndim == 3:  # its last dimension is the header's
+            expected = (*expected[:2], array.shape[2])
         if array.dtype != dtype or array.shape != expected:
             raise CrispError(
                 f"{name}: {tensor} is {array.dtype} {list(array.shape)}; "
                 f"expected {np.dtype(dtype)} {list(expected)}"
             )
+
+
+def _check_scores(header: Header, tensors: Tensors, name: str) -> None:
+    """Raise CrispError unless there is a score for each expert, where there are scores."""
+    scores = tensors.get("scores")
+    if scores is not None and scores.shape[2] != header.n_experts:
+        raise CrispError(
+            f"{name}: scores are of {scores.shape[2]} experts; expected n_experts, "
+            f"{header.n_experts}"
+        )
 
 
 def _check_header(header: Header, layers: int, k: int, name: str) -> None:
@@ -182,6 +198,17 @@ def _find_bad_weight(weights: Array, experts: Array, ordered: bool) -> Fault | N
             row, layer, _ = _first_index(rises)
             shown = _format_list(weights[row, layer])
             return row, layer, f"weights {shown} rise, but the header says ordered by weight"
+    return None
+
+
+def _find_bad_score(scores: Array) -> Fault | None:
+    """Return the first score of scores [rows, layers, experts] that is not a finite number."""
+    bits = scores.view(np.uint16)  # float16 is slow to look at
+    bad = (bits & _INFINITE) == _INFINITE
+    if bad.any():
+        row, layer, expert = _first_index(bad)
+        score = scores[row, layer, expert]
+        return row, layer, f"score {score} of expert {expert} found; expected a finite number"
     return None
 
 

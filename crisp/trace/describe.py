@@ -81,6 +81,8 @@ class Description:
     weights: bool
     guess: bool
     token: bool
+    scores: bool
+    absent: int  # (row, MoE layer)s without an expert
     combinations: int  # possible pairs of experts
     max_entropy_bits: float
     tiers: dict[str, float]  # alpha, beta, warm
@@ -133,10 +135,21 @@ def describe(
         weights=trace.weights is not None,
         guess=trace.guess is not None,
         token=trace.token is not None,
+        scores=trace.scores is not None,
+        absent=_count_absent(trace),
         combinations=math.comb(trace.header.n_experts, 2),
         max_entropy_bits=math.log2(trace.header.n_experts),
         tiers={name: float(getattr(tiering, name)) for name in ("alpha", "beta", "warm")},
         layers=_layers(trace, counts, tiers, tiering.warm),
+    )
+
+
+def _count_absent(trace: RoutingTrace) -> int:
+    """Return how many (row, MoE layer)s have no expert."""
+    layers = list(trace.moe_layers)
+    return sum(
+        int((trace.experts[start : start + _STEP, layers, 0] < 0).sum())
+        for start in range(0, trace.rows, _STEP)
     )
 
 

@@ -29,7 +29,9 @@ class RoutingTrace:
 
     ``experts`` is -1 where a layer is not MoE or an expert is absent (absent ones come last).
     ``guess`` is the prediction *for* a layer, made by its router from the input of the previous
-    MoE layer. Weights and guesses of absent experts mean nothing.
+    MoE layer. Weights and guesses of absent experts mean nothing. ``scores`` are the router's
+    logits of all experts, before anything is done to choose among them; they mean nothing where a
+    row has no expert.
     """
 
     experts: npt.NDArray[np.int16]  # [rows, layers, k], by falling router weight if `ordered`
@@ -40,6 +42,7 @@ class RoutingTrace:
     weights: npt.NDArray[np.float16] | None = None  # [rows, layers, k]: as the model used them
     guess: npt.NDArray[np.int16] | None = None  # [rows, layers, k]
     token: npt.NDArray[np.int32] | None = None  # [rows]: the tokens' ids
+    scores: npt.NDArray[np.float16] | None = None  # [rows, layers, experts]: router logits
 
     @property
     def rows(self) -> int:
@@ -80,7 +83,7 @@ class RoutingTrace:
         """Return the trace of the model's first ``n`` layers, as views."""
         if n == self.layers:
             return self
-        by_layer = {"experts", "weights", "guess"}
+        by_layer = {"experts", "weights", "guess", "scores"}
         return RoutingTrace(
             header=self.header,
             **{k: v[:, :n] if k in by_layer else v for k, v in self.tensors().items()},

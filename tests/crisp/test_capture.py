@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,31 @@ def test_a_row_is_the_pass_that_has_the_token_as_input(
     again = torch.stack(routers, 1).numpy()
     assert (again == trace.experts).mean() > 0.99  # another shape of batch may round otherwise
     assert (logits[:, 9:15].argmax(-1) == tokens[:, 10:]).float().mean() > 0.9  # greedy
+
+
+def test_scores_are_the_routers_logits(tiny: LoadedModel, texts: list[Path]) -> None:
+    recipe = Recipe(10, 7, sequences=3, batch=2, temperature=0, token_ids=True, scores=True)
+    trace = capture(tiny, texts, recipe)
+    trace.validate("trace")
+    assert trace.scores is not None
+    assert trace.scores.shape == (3 * (10 + 6), 6, 8)
+    plain = capture(tiny, texts, dataclasses.replace(recipe, scores=False))
+    assert plain.scores is None
+    assert dataclasses.replace(trace, scores=None).digest() == plain.digest()
+    # A Mixtral takes the largest scores, and its weights are their softmax.
+    best = np.sort(np.argsort(-trace.scores.astype(float), axis=2)[..., :2], axis=2)
+    assert (best == np.sort(trace.experts, axis=2)).mean() > 0.99  # ties of float16
+    chosen = np.take_along_axis(trace.scores.astype(float), trace.experts.astype(int), 2)
+    weights = np.exp(chosen) / np.exp(chosen).sum(axis=2, keepdims=True)
+    np.testing.assert_allclose(trace.weights, weights, atol=0.01)
+
+    # All of a sequence again, in one pass, as transformers returns them.
+    assert trace.token is not None
+    tokens = torch.tensor(trace.token.reshape(3, 16).astype(np.int64))
+    with torch.no_grad():
+        logits = tiny.model(tokens, output_router_logits=True).router_logits
+    again = torch.stack([layer.reshape(-1, 8) for layer in logits], 1).float().numpy()
+    np.testing.assert_allclose(trace.scores, again, atol=0.05, rtol=2**-6)  # bfloat16
 
 
 def test_the_batch_changes_nothing_and_the_seed_everything(
@@ -228,13 +254,14 @@ def invoke(*arguments: str) -> Any:
 def test_the_command_writes_a_trace(texts: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "t.trace.safetensors"
     one, two = map(str, texts)
-    sizes = ("--prompt-tokens", "8", "--new-tokens", "3", "--sequences", "2")
+    sizes = ("--prompt-tokens", "8", "--new-tokens", "3", "--sequences", "2", "--scores")
     result = invoke(str(TINY), "--text", one, two, "--out", str(out), *sizes)
     assert result.exit_code == 0, result.output
     assert result.stderr == ""  # no progress where nobody looks on
     assert "20 rows (4 decode), 2 sequences, 6 MoE layers of 6, 8 experts, top-2" in result.stdout
     trace = RoutingTrace.load(out)
     assert (trace.header.dataset or "").count("sha256:") == 2
+    assert trace.scores is not None
 
 
 def test_an_interrupted_capture_leaves_what_there_was(

@@ -38,6 +38,12 @@ def test_the_figures_are_the_published_ones(content: dict[str, Any]) -> None:
         assert f"| {name} | {values} |" in text
 
 
+def test_every_fixture_is_equal_to_the_truth(content: dict[str, Any]) -> None:
+    fixtures = [log for log in content["imports"] if log["name"].startswith("fixtures/")]
+    assert len(fixtures) == 9 and all(log["equal"] for log in fixtures)
+    assert all(log["recognised"] == log["engine"] for log in content["imports"])
+
+
 @pytest.mark.slow
 def test_the_logs_give_these_figures(content: dict[str, Any], shared: Path) -> None:
     from benchmarks.logs.__main__ import content_of
@@ -48,3 +54,4 @@ def test_the_logs_give_these_figures(content: dict[str, Any], shared: Path) -> N
             assert fits.keys() == {"waiting", "computing", "all"}
         assert new == old
     assert fresh["diagnoses"] == content["diagnoses"]
+    assert fresh["imports"] == content["imports"]

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.json
-import pyarrow.parquet
 
-from crisp.errors import CrispError
+from crisp.errors import CrispError, unknown_name
 from crisp.extensions import find_name
+from crisp.trace.importing import columns
+from crisp.trace.importing.sequence_ids import SequenceIds, sequence_numbers
+from crisp.trace.importing.sources import Batches, Source, open_csv, open_jsonl, open_parquet
 
 Ints = npt.NDArray[np.int64]
-Batches = Iterator[tuple[Any, float]]  # record batches, with the share of the file read so far
 
 KEYS = ("sequence", "token", "layer")
 _BATCH_ROWS = 1 << 17
-_BLOCK_BYTES = 1 << 21  # of text; Arrow reads a few dozen blocks ahead
+_COLUMNS = re.compile(r"sequence|token|layer|phase|experts|weights|[ew]\d{1,4}")
 
 
 @dataclass(frozen=True)
@@ -33,12 +30,13 @@ class LongTable:
     """A table with one row per (sequence, token, layer).
 
     Its experts are columns e0.. with weights w0.. (both without gaps), or lists in the columns
-    `experts` and `weights`; an empty cell or a short list means that an expert is absent.
+    `experts` and `weights`; an empty cell, -1 or a short list means that an expert is absent.
     """
 
     path: Path
-    names: tuple[str, ...]
-    read: Callable[[list[str]], Batches]
+    source: Source
+    called: Mapping[str, str] = field(default_factory=dict)  # ours -> the file's own name
+    ids: SequenceIds | None = None  # of sequences that are numbered anew
 
     def __post_init__(self) -> None:
         missing = [name for name in KEYS if name not in self.names]
@@ -52,6 +50,13 @@ class LongTable:
             raise CrispError(
                 f"{self.path}: {len(experts)} columns of experts, {len(weights)} of weights"
             )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns, by the names they have here."""
+        ours = {theirs: name for name, theirs in self.called.items()}
+        kept = [name for name in self.source.names if name not in self.called or name in ours]
+        return tuple(ours.get(name, name) for name in kept)
 
     @property
     def lists(self) -> bool:
@@ -79,58 +84,62 @@ class LongTable:
             )
         return [f"{letter}{rank}" for rank in ranks]
 
-    def batches(self, columns: list[str]) -> Batches:
+    def renumbered(self) -> LongTable:
+        """Return the table with its sequences numbered anew, by first appearance."""
+        return replace(self, ids=SequenceIds())
+
+    def sequence_name(self, number: int) -> str:
+        """Return a sequence's id as the table has it."""
+        return str(number) if self.ids is None else self.ids.name(number)
+
+    def batches(self, names: list[str]) -> Batches:
         """Yield the table's rows, these columns only; an unreadable file is a CrispError."""
+        ours = {self.called.get(name, name): name for name in names}
         try:
-            yield from self.read(columns)
+            for batch, share in self.source.read(ours, self.ids is not None):
+                shown = [ours[name] for name in batch.schema.names]
+                yield pa.RecordBatch.from_arrays(batch.columns, names=shown), share
         except (pa.ArrowException, OSError) as error:
             raise CrispError(f"{self.path}: {str(error).splitlines()[0]}") from error
 
-    def integers(self, batch: Any, name: str, limit: int, *, optional: bool = False) -> Ints:
-        """Return whole numbers [n], 0 to ``limit``; -1 where ``optional`` cells are empty."""
-        column = batch.column(name)
-        if not pa.types.is_integer(column.type):
-            raise CrispError(f"{self.path}: column {name} is {column.type}; expected integers")
-        if column.null_count:
-            if not optional:
-                raise CrispError(f"{self.path}: column {name} has an empty cell")
-            column = column.cast(pa.int64()).fill_null(-1)
-        values: Ints = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
-        self._check_range(values, name, limit, -1 if optional else 0)
-        return values
+    def sequences(self, batch: Any) -> Ints:
+        """Return the sequence of each row [n]; see `sequence_numbers` for what it raises."""
+        return sequence_numbers(self.path, batch.column("sequence"), self.ids)
 
-    def _check_range(self, values: Ints, name: str, limit: int, lowest: int) -> None:
-        if len(values) and not lowest <= values.min() <= values.max() <= limit:
-            bad = values[(values < lowest) | (values > limit)][0]
-            raise CrispError(f"{self.path}: {name} {bad} found; expected 0 to {limit}")
+    def integers(self, batch: Any, name: str, limit: int) -> Ints:
+        """Return whole numbers [n], 0 to ``limit``."""
+        return columns.whole_numbers(self.path, name, batch.column(name), limit)
 
-    def expert_matrix(self, batch: Any, k: int, limit: int) -> Ints:
-        """Return experts [n, k], 0 to ``limit``; -1 where absent."""
+    def expert_matrix(self, batch: Any, k: int | None, limit: int) -> Ints:
+        """Return experts [n, k], 0 to ``limit``; -1 where absent. k: of the longest, if None."""
         if self.lists:
-            ids = _pad_lists(self.path, batch.column("experts"), k, -1, pa.int64())
-            self._check_range(ids, "expert", limit, -1)
+            ids: Ints = columns.list_matrix(
+                self.path, "experts", batch.column("experts"), k, whole=True
+            )
+            columns.check_range(self.path, "expert", ids, limit, -1)
             return ids
-        ranks = [self.integers(batch, name, limit, optional=True) for name in self.experts]
+        ranks = [
+            columns.whole_numbers(self.path, name, batch.column(name), limit, lowest=-1)
+            for name in self.experts
+        ]
         return np.stack(ranks, axis=1)
 
     def weight_matrix(self, batch: Any, k: int) -> npt.NDArray[np.float64]:
         """Return weights [n, k], NaN where there is none."""
         if self.lists:
-            return _pad_lists(self.path, batch.column("weights"), k, np.nan, pa.float64())
-        columns = [batch.column(n).cast(pa.float64()).fill_null(np.nan) for n in self.weights]
-        return np.stack([column.to_numpy(zero_copy_only=False) for column in columns], axis=1)
-
-    def longest(self, batch: Any) -> int:
-        """Return the most experts a row of this batch has."""
-        if not self.lists:
-            return len(self.experts)
-        return int(pc.max(pc.list_value_length(batch.column("experts"))).as_py() or 0)
+            return columns.list_matrix(self.path, "weights", batch.column("weights"), k)
+        return np.stack(
+            [columns.real_numbers(self.path, n, batch.column(n)) for n in self.weights], axis=1
+        )
 
 
-def open_table(path: Path, reader: str | None = None) -> LongTable:
+def open_table(
+    path: Path, reader: str | None = None, called: Mapping[str, str] | None = None
+) -> LongTable:
     """Open the table at ``path``, by its ending, or with a reader by its name.
 
-    Raises CrispError for an unreadable file, an unknown ending and an unknown reader.
+    called: the file's own names of columns, by ours. Raises CrispError for an unreadable file, an
+    unknown ending, an unknown reader and columns that are not there.
     """
     if reader is None:
         if not path.is_file():
@@ -140,9 +149,22 @@ def open_table(path: Path, reader: str | None = None) -> LongTable:
         reader = _ENDINGS[path.suffix.lower()]
     open_with = find_name(READERS, reader, "importer")
     try:
-        return open_with(path)
+        table = open_with(path)
     except (pa.ArrowException, OSError) as error:
         raise CrispError(f"{path}: {str(error).splitlines()[0]}") from error
+    source = table.source if isinstance(table, LongTable) else table
+    _check_called(path, source, called or {})
+    return LongTable(path, source, called or {})
+
+
+def _check_called(path: Path, source: Source, called: Mapping[str, str]) -> None:
+    for ours, theirs in called.items():
+        if not _COLUMNS.fullmatch(ours):
+            raise unknown_name(ours, (*KEYS, "phase", "experts", "weights", "e0", "w0"), "column")
+        if theirs not in source.names:
+            raise CrispError(f"{path}: no column {theirs}; found {', '.join(source.names)}")
+    if len(set(called.values())) < len(called):
+        raise CrispError(f"{path}: a column is named twice: {', '.join(called.values())}")
 
 
 def table_of_columns(path: Path, columns: Mapping[str, npt.ArrayLike]) -> LongTable:
@@ -184,91 +206,15 @@ def table_of_columns(path: Path, columns: Mapping[str, npt.ArrayLike]) -> LongTa
         for rank in range(array.shape[1]):
             fields[f"{name[0]}{rank}"] = pa.array(array[:, rank], mask=absent[:, rank])
 
-    def read(names: list[str]) -> Batches:
+    def read(names: Mapping[str, str], _: bool) -> Batches:
         whole = pa.table({name: fields[name] for name in names})
         for batch in whole.to_batches(_BATCH_ROWS):
             yield batch, 1.0
 
-    return LongTable(path, tuple(fields), read)
+    return LongTable(path, Source(tuple(fields), read))
 
 
-def _open_parquet(path: Path) -> LongTable:
-    def read(columns: list[str]) -> Batches:
-        # Page by page: else the columns of a row group, which may hold the whole table, or of all
-        # of them are read ahead.
-        with pa.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BLOCK_BYTES) as file:
-            done = 0
-            for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
-                done += batch.num_rows
-                yield batch, done / file.metadata.num_rows
+Open = Callable[[Path], Source | LongTable]
 
-    return LongTable(path, tuple(pa.parquet.read_schema(path).names), read)
-
-
-def _open_csv(path: Path) -> LongTable:
-    def read(columns: list[str]) -> Batches:
-        types = {name: _arrow_type(name) for name in columns}
-        with pa.OSFile(str(path)) as file:
-            reader = pa.csv.open_csv(
-                file,
-                read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES),
-                convert_options=pa.csv.ConvertOptions(
-                    column_types=types, include_columns=columns, null_values=[""]
-                ),
-            )
-            for batch in reader:
-                yield batch, file.tell() / file.size()
-
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        names = [name.strip('"') for name in file.readline().rstrip().split(",")]
-    return LongTable(path, tuple(names), read)
-
-
-def _open_jsonl(path: Path) -> LongTable:
-    with path.open("rb") as file:
-        try:
-            first = json.loads(file.readline() or b"null")
-        except ValueError:
-            first = None
-    if not isinstance(first, dict):
-        raise CrispError(f"{path}: the first line is not a JSON object")
-
-    def read(columns: list[str]) -> Batches:
-        schema = pa.schema([(name, _arrow_type(name)) for name in columns])
-        options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                block += file.readline()
-                table = pa.json.read_json(pa.BufferReader(block), parse_options=options)
-                for batch in table.combine_chunks().to_batches():
-                    yield batch, file.tell() / size
-
-    return LongTable(path, tuple(first), read)
-
-
-def _arrow_type(name: str) -> Any:
-    """Return the type of a column by its name."""
-    number = pa.float64() if name.startswith("w") else pa.int64()
-    return pa.list_(number) if name in ("experts", "weights") else number
-
-
-def _pad_lists(path: Path, column: Any, k: int, absent: float, kind: Any) -> npt.NDArray[Any]:
-    """Return lists of up to k numbers as a matrix [n, k]."""
-    if column.null_count:
-        raise CrispError(f"{path}: a row has no list of experts or weights")
-    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
-    if lengths.max(initial=0) > k:
-        raise CrispError(f"{path}: a list of weights is longer than the longest of experts, {k}")
-    numbers = column.flatten().cast(kind).fill_null(absent).to_numpy(zero_copy_only=False)
-    matrix = np.full((len(lengths), k), absent, numbers.dtype)
-    matrix[np.arange(k) < lengths[:, None]] = numbers
-    return matrix
-
-
-READERS: dict[str, Callable[[Path], LongTable]] = {
-    "parquet": _open_parquet,
-    "csv": _open_csv,
-    "jsonl": _open_jsonl,
-}
+READERS: dict[str, Open] = {"parquet": open_parquet, "csv": open_csv, "jsonl": open_jsonl}
 _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from crisp.errors import CrispError
 from crisp.trace.importing.readers import KEYS, LongTable
+from crisp.trace.importing.sequence_ids import MOST
 
 Ints = npt.NDArray[np.int64]
 Progress = Callable[[float], None]  # takes the share of the work that is done
 
 _MERGE = 1 << 21  # tokens collected before they are merged
-_MAX = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class Survey:
     rows: int  # of the table
     keys: Ints  # [tokens], ascending: see `token_keys`
     row_counts: Ints  # [tokens]: table rows of the token
+    filled: Ints  # [tokens]: those of them that have an expert
     layers: npt.NDArray[np.bool_]  # [layers]: which occur
+    moe: npt.NDArray[np.bool_]  # [layers]: those in which a row has an expert
     k: int  # experts of a row, at most
 
 
@@ -37,38 +39,46 @@ class RowPlan:
     row: Ints  # [tokens of the survey]: row of the trace, -1 where left out
     sequence: npt.NDArray[np.int32]  # [rows]
     position: npt.NDArray[np.int32]  # [rows]
-    dropped: int  # tokens left out
+    dropped: int  # tokens left out as they lack a layer
+    padding: int  # tokens left out as they have no expert at all
     splits: int  # sequences begun anew because tokens were missing
 
 
-def survey(table: LongTable, layers: int, progress: Progress) -> Survey:
-    """Find the tokens of a table and count their rows; ``layers`` are those of the model.
+def survey(table: LongTable, layers: int, n_experts: int, progress: Progress) -> Survey:
+    """Find the tokens of a table and count their rows; the model has so many layers and experts.
 
     Memory grows with the tokens, not with the rows, in whatever order these come.
     """
-    layers_seen = np.zeros(layers, np.bool_)
-    tokens, counts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    layers_seen, moe = np.zeros(layers, np.bool_), np.zeros(layers, np.bool_)
+    parts: list[tuple[Ints, Ints, Ints]] = []  # tokens, their rows, those with an expert
     rows, k, pending = 0, 0, 0
-    for batch, share in table.batches([*KEYS, *(table.experts if table.lists else [])]):
+    for batch, share in table.batches([*KEYS, *table.experts]):
         key, layer = token_keys(table, batch), table.integers(batch, "layer", layers - 1)
+        experts = table.expert_matrix(batch, None, n_experts - 1)
+        filled = (experts >= 0).any(axis=1)
         layers_seen[layer] = True
+        moe[layer[filled]] = True
         starts = run_starts(key)
-        tokens.append(key[starts])
-        counts.append(np.diff(starts, append=len(key)))
-        rows, k, pending = rows + len(key), max(k, table.longest(batch)), pending + len(starts)
+        if len(starts):
+            parts.append(
+                (
+                    key[starts],
+                    np.diff(starts, append=len(key)),
+                    np.add.reduceat(filled.astype(np.int64), starts),
+                )
+            )
+        rows, k, pending = rows + len(key), max(k, experts.shape[1]), pending + len(starts)
         if pending > _MERGE:
-            merged = _merge(np.concatenate(tokens), np.concatenate(counts))
-            tokens, counts, pending = [merged[0]], [merged[1]], 0
+            parts, pending = [_merge(parts)], 0
         progress(share)
-    if not rows or not k:
+    if not rows or not moe.any():
         raise CrispError(f"{table.path}: holds no {'experts' if rows else 'rows'}")
-    return Survey(rows, *_merge(np.concatenate(tokens), np.concatenate(counts)), layers_seen, k)
+    return Survey(rows, *_merge(parts), layers_seen, moe, k)
 
 
 def token_keys(table: LongTable, batch: Any) -> Ints:
     """Return one number for each (sequence, token): sequence << 32 | token, [n]."""
-    sequence = table.integers(batch, "sequence", _MAX)
-    return sequence << 32 | table.integers(batch, "token", _MAX)
+    return table.sequences(batch) << 32 | table.integers(batch, "token", MOST)
 
 
 def run_starts(key: Ints) -> Ints:
@@ -76,37 +86,45 @@ def run_starts(key: Ints) -> Ints:
     return np.flatnonzero(np.diff(key, prepend=-1))
 
 
-def _merge(tokens: Ints, counts: Ints) -> tuple[Ints, Ints]:
+def _merge(parts: list[tuple[Ints, Ints, Ints]]) -> tuple[Ints, Ints, Ints]:
     """Return the distinct tokens, ascending, with the sums of their counts."""
+    tokens, counts, filled = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(tokens, kind="stable")
-    tokens, counts = tokens[order], counts[order]
+    tokens = tokens[order]
     starts = run_starts(tokens)
-    return tokens[starts], np.add.reduceat(counts, starts) if len(starts) else counts
+    return (
+        tokens[starts],
+        np.add.reduceat(counts[order], starts),
+        np.add.reduceat(filled[order], starts),
+    )
 
 
 def plan_rows(table: LongTable, tokens: Survey, drop: bool) -> RowPlan:
     """Give every token its trace row, sorted by (sequence, position).
 
-    Tokens that lack a layer, and positions missing inside a sequence, are refused unless ``drop``:
-    then incomplete tokens are left out, and a sequence that breaks goes on as a new one, numbered
-    after the last.
+    Tokens without any expert are padding, and left out. Those that lack a layer, and positions
+    missing inside a sequence, are refused unless ``drop``: then incomplete tokens are left out, and
+    a sequence that breaks goes on as a new one, numbered after the last.
     """
     expected = int(tokens.layers.sum())
+    padding = tokens.filled == 0
     sequence, position = tokens.keys >> 32, tokens.keys & 0xFFFFFFFF
-    over, under = tokens.row_counts > expected, tokens.row_counts < expected
+    over = ~padding & (tokens.row_counts > expected)
+    under = ~padding & (tokens.row_counts < expected)
     if over.any():
         raise CrispError(
-            f"{table.path}: {describe_token(tokens, int(over.argmax()))} has a layer twice"
+            f"{table.path}: {describe_token(table, tokens, int(over.argmax()))} has a layer twice"
         )
     dropped = int(under.sum())
     if dropped and not drop:
         first = int(under.argmax())
+        token = describe_token(table, tokens, first)
         raise CrispError(
             f"{table.path}: {dropped} of {len(tokens.keys)} tokens lack a layer (the first: "
-            f"{describe_token(tokens, first)} has {tokens.row_counts[first]} of {expected}); "
+            f"{token} has {tokens.row_counts[first]} of {expected}); "
             "--drop-incomplete leaves them out"
         )
-    kept = np.flatnonzero(~under)
+    kept = np.flatnonzero(~(under | padding))
     if not len(kept):
         raise CrispError(f"{table.path}: every token lacks a layer; nothing is left")
     sequence, position = sequence[kept], position[kept]
@@ -114,8 +132,9 @@ def plan_rows(table: LongTable, tokens: Survey, drop: bool) -> RowPlan:
     broken = ~fresh & (np.diff(position, prepend=0) != 1)
     if broken.any() and not drop:
         at = int(broken.argmax())
+        name = table.sequence_name(int(sequence[at]))
         raise CrispError(
-            f"{table.path}: sequence {sequence[at]} goes from token {position[at - 1]} to "
+            f"{table.path}: sequence {name} goes from token {position[at - 1]} to "
             f"{position[at]}; --drop-incomplete goes on there as a new sequence"
         )
     # The part before a sequence's first break keeps its number; the later ones get new numbers.
@@ -126,10 +145,10 @@ def plan_rows(table: LongTable, tokens: Survey, drop: bool) -> RowPlan:
     row = np.full(len(tokens.keys), -1, np.int64)
     row[kept[order]] = np.arange(len(order))
     sorted_ids, positions = ids[order].astype(np.int32), position[order].astype(np.int32)
-    return RowPlan(row, sorted_ids, positions, dropped, int(broken.sum()))
+    return RowPlan(row, sorted_ids, positions, dropped, int(padding.sum()), int(broken.sum()))
 
 
-def describe_token(tokens: Survey, token: int) -> str:
+def describe_token(table: LongTable, tokens: Survey, token: int) -> str:
     """Name the token as the user does."""
     key = int(tokens.keys[token])
-    return f"sequence {key >> 32}, token {key & 0xFFFFFFFF}"
+    return f"sequence {table.sequence_name(key >> 32)}, token {key & 0xFFFFFFFF}"

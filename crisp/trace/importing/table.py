@@ -7,6 +7,7 @@ token, one batch of the table, and the pages being written.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from crisp.extensions import describe_origins
 from crisp.files import atomic
 from crisp.model.spec import ModelSpec
 from crisp.trace import Header, RoutingTrace, tensor_file
+from crisp.trace.importing.ordering import sort_experts
 from crisp.trace.importing.readers import KEYS, LongTable, open_table
+from crisp.trace.importing.sequence_ids import UnnumberedSequencesError
 from crisp.trace.importing.survey import (
     Ints,
     Progress,
@@ -30,6 +33,7 @@ from crisp.trace.importing.survey import (
     survey,
     token_keys,
 )
+from crisp.units import format_count
 
 _UNKNOWN = 255  # a phase not yet seen
 _STEP = 1 << 12  # rows filled together
@@ -46,6 +50,7 @@ class Imported:
     sequences: int
     dropped: int  # tokens left out, as they lack a layer
     notes: tuple[str, ...]
+    drawn: bool = False  # the trace is synthetic: drawn from counts
 
 
 def import_table(
@@ -60,6 +65,7 @@ def import_table(
     dataset: str | None = None,
     tokenizer: str | None = None,
     reader: str | None = None,
+    called: Mapping[str, str] | None = None,
     progress: Progress = lambda share: None,
 ) -> Imported:
     """Write the table at ``path`` (parquet, CSV or JSON lines) as a trace to ``out``.
@@ -67,7 +73,7 @@ def import_table(
     The model is a ``spec``, or ``n_experts`` and ``n_layers``. Experts are sorted by falling weight
     where the table has weights, else taken to be; ``unordered`` leaves them and says so in the
     header. For ``drop_incomplete`` see `crisp.trace.importing.survey.plan_rows`. reader: one of
-    `READERS`, in place of the file's ending.
+    `READERS`, in place of the file's ending. called: the file's own names of columns, by ours.
 
     Raises CrispError for tables that are unreadable, incomplete, or do not fit the model.
     """
@@ -78,8 +84,12 @@ def import_table(
     origin = "" if reader is None else describe_origins([("importer", reader)])
     by = f" by {reader}, {origin}" if origin else ""  # a plugin
     with atomic(out) as temporary:  # first of all: it refuses a folder that is not there
-        table = open_table(path, reader)
-        tokens = survey(table, n_layers, lambda share: progress(share / 2))
+        table = open_table(path, reader, called)
+        try:
+            tokens = survey(table, n_layers, n_experts, lambda share: progress(share / 2))
+        except UnnumberedSequencesError:
+            table = table.renumbered()
+            tokens = survey(table, n_layers, n_experts, lambda share: progress(share / 2))
         if spec is not None:
             _check_layers(table, tokens, spec)
         plan = plan_rows(table, tokens, drop_incomplete)
@@ -125,7 +135,7 @@ def import_table(
 def _check_layers(table: LongTable, tokens: Survey, spec: ModelSpec) -> None:
     """Raise CrispError unless the table has rows of the model's MoE layers, and of no others."""
     moe = set(spec.moe_layers)
-    layers = {int(layer) for layer in np.flatnonzero(tokens.layers)}
+    layers = {int(layer) for layer in np.flatnonzero(tokens.moe)}
     for odd, what in ((layers - moe, "is not MoE"), (moe - layers, "is MoE, but has no rows")):
         if odd:
             raise CrispError(f"{table.path}: layer {min(odd)} of {spec.name} {what}")
@@ -167,7 +177,7 @@ def _fill(
             weights[experts < 0] = (
                 0  # elsewhere a weight that is not a number is refused in the end
             )
-        resorted += _sort(experts, weights, trace.header.ordered)
+        resorted += sort_experts(experts, weights, trace.header.ordered)
         filled[slot] = True
         experts_out[slot] = experts[kept]
         if weights is not None and weights_out is not None:
@@ -181,7 +191,7 @@ def _fill(
     lacking = ~filled.reshape(-1, n_layers)[:, tokens.layers].all(axis=1)
     if lacking.any():
         token = int(np.flatnonzero(plan.row == lacking.argmax())[0])
-        raise CrispError(f"{table.path}: {describe_token(tokens, token)} has a layer twice")
+        raise CrispError(f"{table.path}: {describe_token(table, tokens, token)} has a layer twice")
     trace.phase[:] = phase if phased else 1
     return resorted
 
@@ -194,23 +204,6 @@ def _note_phases(table: LongTable, phase: npt.NDArray[np.uint8], row: Ints, new:
         raise CrispError(f"{table.path}: a token is prefill in one layer and decode in another")
 
 
-def _sort(experts: Ints, weights: npt.NDArray[np.float64] | None, ordered: bool) -> int:
-    """Put absent experts last and, if ``ordered``, the others by falling weight; in place.
-
-    experts, weights [n, k]. Equal weights keep their order. Returns the number of rows changed.
-    """
-    absent = experts < 0
-    rank = np.zeros(experts.shape) if weights is None or not ordered else -weights
-    if absent.any():
-        rank[absent] = np.inf
-    wrong = np.flatnonzero((rank[:, :-1] > rank[:, 1:]).any(axis=1))
-    order = np.argsort(rank[wrong], axis=1, kind="stable")
-    experts[wrong] = np.take_along_axis(experts[wrong], order, axis=1)
-    if weights is not None:
-        weights[wrong] = np.take_along_axis(weights[wrong], order, axis=1)
-    return len(wrong)
-
-
 def _notes(
     table: LongTable, tokens: Survey, plan: RowPlan, spec: ModelSpec | None, resorted: int
 ) -> list[str]:
@@ -218,9 +211,23 @@ def _notes(
     notes = []
     if spec is not None and tokens.k != spec.top_k:
         notes.append(f"{spec.name} routes to {spec.top_k} experts, the table has {tokens.k}")
-    absent = [str(layer) for layer in np.flatnonzero(~tokens.layers)]
+    absent = [str(layer) for layer in np.flatnonzero(~tokens.moe)]
     if spec is None and absent:
         notes.append(f"no rows of layer {', '.join(absent)}: taken as not MoE")
+    if table.ids is not None:
+        notes.append(
+            f"sequences are text or large numbers: numbered from 0 to {len(table.ids) - 1} as they "
+            "appear"
+        )
+    if plan.padding:
+        notes.append(
+            f"{format_count(plan.padding, 'token')} without any expert (padding): left out"
+        )
+    kept = plan.row >= 0
+    dense = int((tokens.layers & ~tokens.moe).sum())
+    empty = int((tokens.row_counts - tokens.filled)[kept].sum()) - dense * int(kept.sum())
+    if empty:
+        notes.append(f"{format_count(empty, 'table row')} without an expert: nothing is run there")
     if plan.dropped:
         notes.append(f"{plan.dropped} tokens lack a layer: left out")
     if plan.splits:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from crisp.adapter import RoutingRecorder, expert_layout, record_routing
+from crisp.adapter.scores import to_scores
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 
@@ -105,6 +106,41 @@ def test_recording_changes_no_bit_and_leaves_nothing(family: str, implementation
     assert torch.equal(alone, afterwards)
     assert state(model) == before
     assert model.config._experts_implementation == implementation
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_are_what_transformers_calls_router_logits(family: str) -> None:
+    """And look-ahead guesses, for which routers run once more, change nothing of them."""
+    model = build(family)
+    ids = some_ids()
+    with torch.no_grad():
+        expected = model.base_model(ids, output_router_logits=True).router_logits
+        with record_routing(model, scores=True) as recorder:
+            model(ids)
+            recorded = recorder.take()
+        with record_routing(model) as recorder:
+            model(ids)
+            assert recorder.take().scores is None
+    assert recorded.scores is not None
+    layers = [layer.index for layer in expert_layout(model).layers]
+    for layer, logits in zip(layers, expected, strict=True):
+        given = logits.reshape(-1, logits.shape[-1]).float().numpy()
+        np.testing.assert_array_equal(recorded.scores[:, layer], given.astype(np.float16))
+    dense = sorted(set(range(recorded.scores.shape[1])) - set(layers))
+    assert not recorded.scores[:, dense].any()
+
+
+def test_shares_become_logarithms_and_what_no_half_holds_is_refused() -> None:
+    shares = torch.tensor([[0.5, 0.25, 0.25, 0.0]])
+    scores = to_scores(shares, 4, "router")
+    np.testing.assert_allclose(scores[0, :3], np.log([0.5, 0.25, 0.25]), atol=1e-3)
+    assert np.isfinite(scores).all()
+    logits = torch.tensor([[2.0, -1.0, 0.5, 0.0]])
+    np.testing.assert_array_equal(to_scores(logits, 4, "router"), logits.numpy())
+    with pytest.raises(CrispError, match="router: its router gives a score that is no finite"):
+        to_scores(torch.tensor([[1e6, 0.0]]), 2, "router")
+    with pytest.raises(CrispError, match="router: its router scores 2 of 4 experts"):
+        to_scores(torch.zeros(1, 2), 4, "router")
 
 
 def test_the_implementation_that_was_set_runs_once_a_layer() -> None:

@@ -29,6 +29,8 @@ PLACE = "row 6 (sequence 7, position 9)"
         ("weights", (6, 1, 1), np.inf, f"{PLACE}, layer 1: weight inf found; expected a finite"),
         ("weights", (6, 1, 1), -0.5, f"{PLACE}, layer 1: weight -0.5 found; expected a finite"),
         ("weights", (6, 1), [0.25, 0.5], f"{PLACE}, layer 1: weights [0.25, 0.5] rise"),
+        ("scores", (6, 1, 7), np.nan, f"{PLACE}, layer 1: score nan of expert 7 found; expected"),
+        ("scores", (6, 1, 7), -np.inf, f"{PLACE}, layer 1: score -inf of expert 7 found"),
         ("phase", 6, 2, f"{PLACE}: phase 2 found; expected 0 (prefill) or 1 (decode)"),
         ("phase", 5, 1, f"{PLACE}: prefill after decode"),
         ("position", 6, 11, "row 6 (sequence 7, position 11): comes after position 8; positions"),
@@ -41,7 +43,7 @@ PLACE = "row 6 (sequence 7, position 9)"
 def test_a_broken_row_is_named(
     make, monkeypatch, entries: int, tensor: str, index, value, message: str
 ) -> None:
-    trace = make(guess=make(seed=1).experts)
+    trace = make(guess=make(seed=1).experts, scores=np.zeros((12, 3, 8), np.float16))
     if message.endswith("decode"):
         trace.phase[6] = 0
     getattr(trace, tensor)[index] = value
@@ -96,3 +98,15 @@ def test_a_header_that_is_no_unicode_text(make, tmp_path) -> None:
     with pytest.raises(CrispError, match=r"header: dataset 'a\\udce9\.txt' is not Unicode text"):
         trace.save(tmp_path / "t")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_scores_are_any_finite_numbers_of_all_experts(make) -> None:
+    """The experts of a row need not be those of its largest scores: a router may add a bias."""
+    scores = np.random.default_rng(0).normal(0, 90, (12, 3, 8)).astype(np.float16)
+    make(scores=scores).validate("t")
+    with pytest.raises(CrispError, match="t: scores are of 7 experts; expected n_experts, 8"):
+        make(scores=scores[..., :7]).validate("t")
+    with pytest.raises(CrispError, match=r"t: scores is float16 \[12, 2, 8\]; expected float16"):
+        make(scores=scores[:, :2]).validate("t")
+    with pytest.raises(CrispError, match=r"t: scores is float32 \[12, 3, 8\]; expected float16"):
+        make(scores=scores.astype(np.float32)).validate("t")

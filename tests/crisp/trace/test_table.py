@@ -159,7 +159,7 @@ def test_tokens_scattered_over_a_large_table_are_merged(tmp_path: Path, monkeypa
     expected = run(write(tmp_path / "t.parquet", table))[0].digest()
     random.Random(0).shuffle(table)
     monkeypatch.setattr(survey, "_MERGE", 3)
-    monkeypatch.setattr("crisp.trace.importing.readers._BATCH_ROWS", 4)
+    monkeypatch.setattr("crisp.trace.importing.sources._BATCH_ROWS", 4)
     assert run(write(tmp_path / "t.parquet", table))[0].digest() == expected
 
 
@@ -274,8 +274,9 @@ def test_a_list_of_weights_that_is_too_short(tmp_path: Path) -> None:
         ("sequence,token,layer,e0,e2\n0,0,0,1,2\n", "columns e0.. end at e2, with gaps"),
         ("sequence,token,layer,e0,e1,w0\n0,0,0,1,2,1\n", "2 columns of experts, 1 of weights"),
         ("sequence,token,layer,e0\n", "holds no rows"),
-        ("sequence,token,layer,e0\n0,0,0,x\n", "In CSV column"),
-        ("sequence,token,layer,e0\n0,0,0,1.5\n", "In CSV column"),
+        ("sequence,token,layer,e0\n0,0,0,x\n", "column e0 has 'x'; expected whole numbers"),
+        ("sequence,token,layer,e0\n0,0,0,1.5\n", "column e0 has 1.5; expected whole numbers"),
+        ("sequence,token,layer,e0,e0\n0,0,0,1,2\n", "has 2 columns called 'e0'"),
         ("sequence,token,layer,e0\n0,,0,1\n", "column token has an empty cell"),
         ("sequence,token,layer,e0\n0,0,0\n", "CSV parse error"),
     ],
@@ -292,6 +293,7 @@ def test_a_bad_csv_is_one_line(tmp_path: Path, text: str, message: str) -> None:
         ("[1]\n", "the first line is not a JSON object"),
         ('{"sequence": 0, "token": 0, "layer": 0}\n', "no column e0; found"),
         ('{"sequence": 0, "token": 0, "layer": 0, "e0": 1}\n{"seq', "JSON parse error"),
+        ('{"sequence": 0, "token": 0, "layer": 0, "e0": 1}\n[2]\n', "JSON parse error"),
         ('{"sequence": 0, "token": 0, "layer": 0, "experts": []}\n', "holds no experts"),
         (
             '{"sequence": 0, "token": 0, "layer": 0, "experts": [1], "weights": [1, 2]}\n',
@@ -311,15 +313,201 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
     assert error(tmp_path / "t.xlsx") == expected
     (tmp_path / "t.parquet").write_text("sequence,token\n" * 20)
     assert "arquet" in error(tmp_path / "t.parquet")
-    frame = pd.DataFrame(rows({0: range(3)})).astype({"e0": float})
+    frame = pd.DataFrame(rows({0: range(3)})).astype({"e0": bool})
     frame.to_parquet(tmp_path / "f.parquet")
-    assert error(tmp_path / "f.parquet") == "column e0 is double; expected integers"
+    assert error(tmp_path / "f.parquet") == "column e0 is bool; expected whole numbers"
 
 
 def test_a_truncated_parquet_file(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", rows({0: range(99)}))
     path.write_bytes(path.read_bytes()[:-100])
     assert error(path)
+
+
+# -- as other tools write tables -------------------------------------------------------------------
+
+
+def plain(tmp_path: Path) -> str:
+    """The digest of the table that the ones below hold in other types."""
+    return run(write(tmp_path / "plain.csv", rows({0: range(2), 1: range(3)}, k=3)))[0].digest()
+
+
+def frame_of(k: int = 3) -> pd.DataFrame:
+    return pd.DataFrame(rows({0: range(2), 1: range(3)}, k=k))
+
+
+NUMBERED = "sequences are text or large numbers: numbered from 0 to 1 as they appear"
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["cmpl-b", "cmpl-a"],
+        [2**63, 2**63 + 1],  # unsigned hashes
+        [-(2**62), 2**40],
+        ["9223372036854775809", "1e5"],
+        [2**31, 3],
+    ],
+)
+@pytest.mark.parametrize("end", [".parquet", ".csv", ".jsonl"])
+def test_request_ids_are_numbered_as_they_appear(tmp_path: Path, ids: list[Any], end: str) -> None:
+    table = rows({0: range(2), 1: range(3)}, k=3)
+    for row in table:
+        row["sequence"] = ids[row["sequence"]]
+    trace, done = run(write(tmp_path / f"t{end}", table))
+    assert trace.digest() == plain(tmp_path)
+    assert done.notes == (NUMBERED,)
+
+
+def test_a_request_is_called_by_its_id_in_errors(tmp_path: Path) -> None:
+    table = rows({0: range(2), 1: range(3)})
+    for row in table:
+        row["sequence"] = f"cmpl-{row['sequence']}"
+    assert error(write(tmp_path / "t.csv", table[:-1])).startswith(
+        "1 of 5 tokens lack a layer (the first: sequence cmpl-1, token 2 has 1 of 2)"
+    )
+    table[3]["sequence"] = None
+    assert error(write(tmp_path / "t.parquet", table)) == "column sequence has an empty cell"
+
+
+def test_whole_numbers_in_floating_point_and_as_text(tmp_path: Path) -> None:
+    """As pandas writes a column of integers in which a cell is empty."""
+    frame = frame_of()
+    numbers = [name for name in frame if name[0] in "etlp"]
+    for kind in ("float64", "float32", "uint64", "Int16", "str"):
+        frame.astype(dict.fromkeys(numbers, kind)).to_parquet(tmp_path / "t.parquet")
+        assert run(tmp_path / "t.parquet")[0].digest() == plain(tmp_path)
+    frame.astype(dict.fromkeys(numbers, "float64")).to_csv(tmp_path / "t.csv", index=False)
+    assert "0.0,1.0" in (tmp_path / "t.csv").read_text()
+    assert run(tmp_path / "t.csv")[0].digest() == plain(tmp_path)
+    frame.astype({"w0": str}).to_parquet(tmp_path / "t.parquet")
+    assert run(tmp_path / "t.parquet")[0].digest() == plain(tmp_path)
+
+
+def test_a_csv_of_a_spreadsheet(tmp_path: Path) -> None:
+    """Spaces in the header, 15.0 beside empty cells, semicolons, a byte order mark."""
+    expected = [[[1, 2], [3, -1]]]
+    lines = ["sequence, token , layer,e0, e1", "0,0.0,0,1.0,2.0", "0,0,1,3.0,"]
+    for apart in (",", ";", "\t"):
+        text = "\r\n".join(line.replace(",", apart) for line in lines)
+        (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\r\n")
+        assert run(tmp_path / "t.csv")[0].experts.tolist() == expected
+    (tmp_path / "t.csv").write_text('"sequence","token","layer","e0"\n0,0,0,"1"\n')
+    assert run(tmp_path / "t.csv", n_layers=1)[0].experts.tolist() == [[[1]]]
+
+
+def test_lists_kept_as_text(tmp_path: Path) -> None:
+    frame = frame_of()
+    lists = frame[["sequence", "token", "layer", "phase"]].copy()
+    for form in ("[{}, {}, {}]", "{} {} {}", "({};{};{})", " [ {} {}  {}] "):
+        for name, letter in (("experts", "e"), ("weights", "w")):
+            columns = [frame[f"{letter}{rank}"] for rank in range(3)]
+            lists[name] = [form.format(*row) for row in zip(*columns, strict=True)]
+        lists.to_parquet(tmp_path / "t.parquet")
+        assert run(tmp_path / "t.parquet")[0].digest() == plain(tmp_path)
+        lists.to_csv(tmp_path / "t.csv", index=False)
+        assert run(tmp_path / "t.csv")[0].digest() == plain(tmp_path)
+    lists.loc[0, "experts"] = "[]"
+    lists.drop(columns="weights").to_parquet(tmp_path / "t.parquet")
+    assert run(tmp_path / "t.parquet")[0].experts[0, 0].tolist() == [-1, -1, -1]
+    lists.loc[0, "experts"] = "[1, two]"
+    lists.to_parquet(tmp_path / "t.parquet")
+    assert error(tmp_path / "t.parquet") == "column experts has 'two'; expected whole numbers"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("experts", [2.5, 1.5], "column experts has 2.5; expected whole numbers"),
+        ("experts", ["a", "b"], "column experts has 'a'; expected whole numbers"),
+        ("weights", ["n/a", "n/a"], "column weights has 'n/a'; expected numbers"),
+        ("experts", 7, "column experts is int64; expected lists"),
+        ("experts", None, "column experts: a row has no list"),
+        ("token", "first", "column token has 'first'; expected whole numbers"),
+        ("layer", 0.5, "column layer has 0.5; expected whole numbers"),
+        ("phase", "decode", "column phase has 'decode'; expected whole numbers"),
+        ("token", [1], "column token is list<"),
+        ("sequence", [1], "column sequence is list<"),
+    ],
+)
+def test_what_no_number_can_be_made_of(tmp_path: Path, name: str, value: Any, message: str) -> None:
+    row = {"sequence": 0, "token": 0, "layer": 0, "experts": [1, 2], "weights": [0.5, 0.5]}
+    table = [row | {"phase": 1, name: value}] * (1 if value is not None else 2)
+    if value is None:
+        table[0] = row | {"phase": 1}
+    pd.DataFrame(table).to_parquet(tmp_path / "t.parquet")
+    assert error(tmp_path / "t.parquet", n_layers=1).startswith(message)
+
+
+def test_columns_that_are_called_otherwise(tmp_path: Path) -> None:
+    frame = frame_of()
+    experts = [f"e{rank}" for rank in range(3)]
+    renamed = frame.rename(columns={"sequence": "problem_id", "token": "pos", "e1": "second"})
+    renamed["sequence"] = "not this one"
+    called = {"sequence": "problem_id", "token": "pos", "e1": "second"}
+    for end in (".parquet", ".csv", ".jsonl"):
+        path = write(tmp_path / f"t{end}", renamed.to_dict("records"))
+        assert run(path, called=called)[0].digest() == plain(tmp_path)
+    lists = frame.drop(columns=experts).assign(ids=frame[experts].to_numpy().tolist())
+    lists = lists.drop(columns=["w0", "w1", "w2"])
+    trace, _ = run(write(tmp_path / "l.jsonl", lists.to_dict("records")), called={"experts": "ids"})
+    np.testing.assert_array_equal(trace.experts, run(tmp_path / "plain.csv")[0].experts)
+    path = write(tmp_path / "t.csv", renamed.to_dict("records"))
+    assert error(path, called={"sequence": "problem"}).startswith(
+        "no column problem; found problem_id"
+    )
+    assert error(path, called={"token": "pos", "layer": "pos"}).startswith(
+        "a column is named twice"
+    )
+    with pytest.raises(CrispError, match="unknown column 'tokens'; did you mean 'token'"):
+        run(path, called={"tokens": "pos"})
+
+
+def test_padding_is_left_out_and_told(tmp_path: Path) -> None:
+    """A batch padded with -1 to equal length is the trace without the padding."""
+    table = rows({0: range(2), 1: range(3)}, k=3)
+    padding = rows({0: range(2, 4), 1: range(3, 4)}, k=3)
+    for row in padding:
+        row |= {"e0": -1, "e1": -1, "e2": -1, "w0": 0.0, "w1": 0.0, "w2": 0.0}
+    for end in (".parquet", ".csv", ".jsonl"):
+        trace, done = run(write(tmp_path / f"t{end}", [*table, *padding]))
+        assert trace.digest() == plain(tmp_path)
+        assert done.notes == ("3 tokens without any expert (padding): left out",)
+        assert done.dropped == 0
+
+
+def test_a_layer_without_an_expert_is_kept_and_told(tmp_path: Path) -> None:
+    table = rows({0: range(3)})
+    table[1] |= {"e0": -1, "e1": None}
+    trace, done = run(write(tmp_path / "t.csv", table))
+    assert trace.experts[0].tolist() == [[0, 1], [-1, -1]]
+    assert done.notes == ("1 table row without an expert: nothing is run there",)
+    for row in table[1::2]:  # of all tokens: the layer is dense
+        row |= {"e0": -1, "e1": -1}
+    trace, done = run(write(tmp_path / "t.csv", table))
+    assert trace.moe_layers == (0,)
+    assert done.notes == ("no rows of layer 1: taken as not MoE",)
+
+
+def test_json_lines_have_the_keys_of_all_lines(tmp_path: Path) -> None:
+    table = rows({0: range(2), 1: range(3)}, k=3)
+    lines = [json.dumps(row) for row in table]
+    only = {key: table[0][key] for key in ("sequence", "token", "layer", "e0", "e1", "e2", "phase")}
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join([json.dumps(only), *lines[1:]]))
+    assert "layer 0: weight nan found; expected a finite number" in error(path)
+    lists = '{{"sequence":0,"token":{},"layer":0,"experts":[{}]{}}}\n'
+    path.write_text(lists.format(0, "2, 11", "") + lists.format(1, "3, 5", ',"weights":[0.1,0.9]'))
+    assert error(path, n_layers=1, n_experts=16) == "column weights: a row has no list"
+
+
+def test_keys_are_those_of_all_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crisp.trace.importing.sources._BLOCK_BYTES", 100)
+    table = rows({0: range(2), 1: range(3)}, k=3)
+    for row in table:
+        row["sequence"] = 2**63 + row["sequence"] if row["sequence"] else 7
+    trace, done = run(write(tmp_path / "t.jsonl", table))
+    assert (trace.digest(), done.notes) == (plain(tmp_path), (NUMBERED,))
 
 
 # -- with a model ----------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +11,6 @@ from crisp.cli.options import flags
 
 if TYPE_CHECKING:
     from crisp.diagnose.diagnosis import LogDiagnosis, Setting
-    from crisp.diagnose.logged_run import LoggedRun
     from crisp.diagnose.reads import Cost
 
 _MIB = 1 << 20
@@ -42,6 +40,10 @@ def diagnose(
         str | None,
         typer.Option(help="For logs that do not say it: a built-in model, config.json or store."),
     ] = None,
+    bits: Annotated[
+        str | None, typer.Option(help="Stored bits of a routed weight.  [default: as published]")
+    ] = None,
+    top_k: flags.TopK = None,
     html: Annotated[str | None, flags.file("One page with tables and pictures")] = None,
     json: Annotated[str | None, flags.file("All figures")] = None,
 ) -> None:
@@ -53,6 +55,7 @@ def diagnose(
     import sys
 
     from crisp.cli.options.files import STDOUT, check_outputs
+    from crisp.cli.options.logs import load_logged_run
     from crisp.cli.output.progress import progress
     from crisp.cli.output.words import printable
     from crisp.diagnose.contracts import contract_of
@@ -62,7 +65,7 @@ def diagnose(
 
     check_outputs({"--html": html, "--json": json}, [("LOG", log), ("--hardware", hardware)])
     machine = None if hardware is None else hardware_profile(hardware)
-    run, wrote = load_run(log, model)
+    run, wrote = load_logged_run(log, model, bits, top_k)
     contract = contract_of(_engine(engine, wrote, log))
     pictures = html is not None or json is not None
     with progress("replays", steps(run, contract, pictures)) as advance:
@@ -79,49 +82,6 @@ def diagnose(
     print("\n".join(map(printable, lines(found))), file=shown)
     for name, text in texts.items():
         _write(name, text)
-
-
-def load_run(log: str, model: str | None) -> tuple[LoggedRun, str | None]:
-    """Return the routing in a log or trace, and the engine that wrote it, if it was one.
-
-    Raises CrispError for a log without routing in order, or without the size of its experts.
-    """
-    from crisp.diagnose.logged_run import LoggedRun
-    from crisp.errors import CrispError
-    from crisp.model.spec import ModelSpec
-    from crisp.trace import RoutingTrace
-    from crisp.trace.bundled import SUFFIX, resolve_trace
-    from crisp.trace.fitting import fit_to_trace
-    from crisp.trace.importing.engines import EngineLog, read_log
-
-    spec = None if model is None else ModelSpec.named(model)
-    path = resolve_trace(log)
-    notes: tuple[str, ...] = ()
-    sizes, wrote = None, None
-    if path.name.endswith(SUFFIX) or _holds_trace(path):
-        trace = RoutingTrace.load(path)
-    else:
-        n_experts, n_layers = (None, None) if spec is None else (spec.n_experts, spec.n_layers)
-        read = read_log([path], n_experts=n_experts, n_layers=n_layers)
-        if not isinstance(read, EngineLog):
-            raise CrispError(f"{path}: holds counts without order, which no cache can be run on")
-        trace, sizes, notes, wrote = read.trace, read.expert_bytes, read.notes, read.engine
-    if spec is None and trace.header.spec is not None:
-        spec = ModelSpec.from_dict(trace.header.spec, str(path))
-    if spec is not None:
-        spec = fit_to_trace(spec, trace, trace.k)
-    if sizes is None:
-        if spec is None:
-            raise CrispError(f"{path}: does not say how large an expert is; give --model")
-        sizes = (spec.expert_bytes,) * trace.layers
-    name = path.name if Path(log).exists() else log
-    return LoggedRun(name, trace, tuple(sizes), spec, notes), wrote
-
-
-def _holds_trace(path: Path) -> bool:
-    """Return whether a file of another name is a routing trace: its header says so."""
-    with path.open("rb") as file:
-        return b'"crisp-trace"' in file.read(1 << 12)
 
 
 def _engine(asked: str | None, wrote: str | None, log: str) -> str:

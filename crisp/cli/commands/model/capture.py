@@ -44,6 +44,10 @@ def capture(
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="Keep the tokens' ids in the trace.")
     ] = Recipe.token_ids,
+    scores: Annotated[
+        bool,
+        typer.Option("--scores", help="Keep the router's logits of all experts in the trace."),
+    ] = Recipe.scores,
 ) -> None:
     """Record which experts a model chooses for texts.
 
@@ -56,7 +60,9 @@ def capture(
             raise CrispError(f"{path}: no such file; a text was expected")
     inputs: list[tuple[str, Name]] = [("MODEL", model), *(("--text", path) for path in texts)]
     check_outputs({"--out": out}, inputs, stdout=False)
-    recipe = Recipe(prompt_tokens, new_tokens, sequences, batch, temperature, seed, token_ids)
+    recipe = Recipe(
+        prompt_tokens, new_tokens, sequences, batch, temperature, seed, token_ids, scores
+    )
     loaded = load_model(model)
     with progress_of(f"{loaded.name}: tokens") as update:
         trace = crisp.capture.capture(loaded, texts, recipe, update)

@@ -9,13 +9,11 @@ from typing import Annotated
 
 import typer
 
-from crisp.cli.options import flags
+from crisp.cli.commands.model.import_trace import import_trace
 from crisp.cli.options.files import STDOUT, check_outputs
 from crisp.cli.output.columns import align_columns
 from crisp.cli.output.progress import progress_share
-from crisp.errors import CrispError
 from crisp.files import atomic
-from crisp.model.spec import ModelSpec
 from crisp.policy.widths.base import Tiered
 from crisp.profile import Profile, tiers
 from crisp.report.plots import check_format
@@ -23,7 +21,6 @@ from crisp.trace import RoutingTrace
 from crisp.trace.bundled import SUFFIX, resolve_trace
 from crisp.trace.chains import read_chains
 from crisp.trace.describe import BOTTOM, TOP, Description, describe, percent_of
-from crisp.trace.importing.table import import_table
 from crisp.trace.plot import draw_combinations
 from crisp.trace.synth import synthesize
 from crisp.units import format_count
@@ -77,58 +74,7 @@ def validate(trace: Trace) -> None:
     typer.echo(f"ok: {path}: {_shape(loaded)}")
 
 
-@app.command("import")
-def import_(
-    table: Annotated[
-        Path, typer.Argument(help="One row per sequence, token, layer: .parquet, .csv or .jsonl.")
-    ],
-    out: Out,
-    model: Annotated[
-        str | None, typer.Option(help="Its model: a built-in name, or a config.json.")
-    ] = None,
-    experts: Annotated[int | None, typer.Option(help="Without a model: experts a layer.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Without a model: layers.")] = None,
-    unordered: Annotated[
-        bool, typer.Option("--unordered", help="The experts are not sorted by weight; leave them.")
-    ] = False,
-    drop_incomplete: Annotated[
-        bool, typer.Option("--drop-incomplete", help="Leave out tokens that lack a layer.")
-    ] = False,
-    dataset: Annotated[str | None, typer.Option(help="Noted in the trace.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Noted in the trace.")] = None,
-    reader: Annotated[
-        str | None,
-        typer.Option("--from", metavar="NAME", help="parquet, csv, jsonl, or a plugin's importer."),
-    ] = None,
-    plugin: flags.Plugin = None,
-) -> None:
-    """Make a trace of a long table of another tool."""
-    if (model is None) == (experts is None and layers is None):
-        raise CrispError("import: expected either --model, or --experts and --layers")
-    check_outputs({"--out": out}, [("TABLE", table), ("--model", model)], stdout=False)
-    spec = None if model is None else ModelSpec.named(model)
-    with progress_share(table.name) as progress:
-        imported = import_table(
-            table,
-            Path(out),
-            spec=spec,
-            n_experts=experts,
-            n_layers=layers,
-            unordered=unordered,
-            drop_incomplete=drop_incomplete,
-            dataset=dataset,
-            tokenizer=tokenizer,
-            reader=reader,
-            progress=progress,
-        )
-    for note in imported.notes:
-        typer.echo(f"note: {note}")
-    typer.echo(
-        f"{out}: {format_count(imported.rows, 'row')} of "
-        f"{format_count(imported.table_rows, 'table row')}, "
-        f"{format_count(imported.sequences, 'sequence')}, "
-        f"{format_count(imported.layers, 'layer')}, top-{imported.k}"
-    )
+app.command("import")(import_trace)
 
 
 @app.command()
@@ -176,11 +122,15 @@ def _print(name: str, facts: Description) -> None:
         key: header[key] for key in ("model", "dataset", "tokenizer", "note") if header[key]
     }
     origin = header["origin"] + (f", seed {header['seed']}" if header["seed"] is not None else "")
-    has = [what for what in ("weights", "guess", "token") if getattr(facts, what)]
+    has = [what for what in ("weights", "guess", "token", "scores") if getattr(facts, what)]
     least, quarter, half, three, most = facts.lengths
     each = f"{least} to {most}, quartiles {quarter}, {half}, {three}"
     if least == most:
         each = str(least)
+    absent = {}
+    if facts.absent:
+        of = facts.rows * len(facts.layers)
+        absent["absent"] = f"{facts.absent:,} of {of:,} (row, MoE layer)s have no expert"
     low, high = facts.first_positions
     sorted_ = "sorted by router weight" if header["ordered"] else "not sorted by router weight"
     lines = {
@@ -189,6 +139,7 @@ def _print(name: str, facts: Description) -> None:
         "experts": f"{n}, top-{header['top_k']}, {sorted_}",
         "sequences": f"{facts.sequences:,}; rows of each {each}; "
         f"first position {low if low == high else f'{low} to {high}'}",
+        **absent,
         "origin": f"{origin}; {header['tool']}, {header['time']}",
         **named_facts,
         "digest": facts.digest,

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crisp.errors import CrispError, unknown_name
-from crisp.trace.importing.engines import bigmoeonedge
+from crisp.files import check_readable
+from crisp.trace.importing.engines import (
+    arrays,
+    bigmoeonedge,
+    cache_eval,
+    colibri,
+    llamacpp,
+    policylang,
+    sglang,
+    tensors,
+    vllm,
+)
 from crisp.trace.importing.engines.log import EngineLog, ExpertCounts, KnownSizes
 
 Read = Callable[[Sequence[Path], KnownSizes], EngineLog | ExpertCounts]
@@ -26,8 +37,18 @@ class EngineReader:
     read: Read
 
 
+# In the order in which a file is held against them: the surest first.
 ENGINES: dict[str, EngineReader] = {
     "bigmoeonedge": EngineReader(bigmoeonedge.recognise, bigmoeonedge.read),
+    "vllm": EngineReader(vllm.recognise, vllm.read),
+    "sglang": EngineReader(sglang.recognise, sglang.read),
+    "llama.cpp": EngineReader(llamacpp.recognise, llamacpp.read),
+    "colibri": EngineReader(colibri.recognise, colibri.read),
+    "moe-policylang": EngineReader(policylang.recognise, policylang.read),
+    "moe-cache-eval": EngineReader(cache_eval.recognise, cache_eval.read),
+    "array": EngineReader(arrays.recognise, arrays.read),
+    "moe-infinity": EngineReader(tensors.recognise_counts, tensors.read_counts),
+    "router-logits": EngineReader(tensors.recognise_logits, tensors.read_logits),
 }
 
 _HEAD = 1 << 16  # bytes looked at to recognise a file
@@ -47,8 +68,9 @@ def read_log(
     that are unreadable, broken or not recognised, and for unknown engines.
     """
     for path in paths:
-        if not path.is_file():
-            raise CrispError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+        if not path.exists():
+            raise CrispError(f"{path}: no such file")
+        check_readable(path)
     if engine is None:
         engine = recognise_log(paths[0])
         if engine is None:

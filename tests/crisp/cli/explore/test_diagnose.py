@@ -76,6 +76,14 @@ def test_a_trace_of_ours(crisp: Callable, trace: Path) -> None:
     )
 
 
+@pytest.mark.seconds
+def test_bits_of_a_model(crisp: Callable, trace: Path) -> None:
+    """An expert of the toy has 3 x 64 x 256 weights: 0.094 MiB in 16 bits."""
+    for bits, size in ((), "0.1"), (("--bits", "64"), "0.4"):
+        out = crisp("diagnose", trace, "--engine", "ds4", "--budget", "50%", *bits).out
+        assert f"top-2, {size} MiB each" in out
+
+
 def test_mistakes_of_one_line(crisp: Callable, log: Path, trace: Path, tmp_path: Path) -> None:
     for arguments, message in (
         ((trace,), f"{trace}: give the engine, --engine bigmoeonedge|llama.cpp-mmap|"),
@@ -85,6 +93,7 @@ def test_mistakes_of_one_line(crisp: Callable, log: Path, trace: Path, tmp_path:
         ((log, "--json", log), "would replace LOG"),
         ((log, "--hardware", "phone"), "unknown hardware profile 'phone'"),
         ((log, "--model", "mixtral-8x7b"), "a model of 16 experts; 8 were expected"),
+        ((log, "--bits", "4"), "--bits: of what model? give --model"),
     ):
         done = crisp("diagnose", *arguments)
         assert done.code == 2 and message in done.err and done.err.count("\n") == 1, done.err

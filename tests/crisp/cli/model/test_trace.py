@@ -101,7 +101,7 @@ def test_import_for_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         ("import routing.csv --out t --experts 4 --layers 1", "error: routing.csv: layer 1 found"),
         ("import routing.csv --out t --experts 3 --layers 2", "error: routing.csv: e0 3 found"),
         ("import routing.csv --out t", "error: import: expected either --model, or"),
-        ("import routing.csv --out t --experts 4", "error: import: expected a model, or at least"),
+        ("import routing.csv --out t --experts 4", "error: import: expected either --model, or"),
         ("import routing.csv --out t --model mixtral", "error: unknown model"),
         ("import routing.csv --out t --model x --layers 2", "error: import: expected either"),
         ("import routing.csv --out no/t --experts 4 --layers 2", "error: --out no/t: the folder"),

@@ -1,0 +1,1 @@
+"""Parts that readers of logs share: containers, rows, forward passes, batches."""

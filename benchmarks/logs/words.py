@@ -73,8 +73,11 @@ for each token of a prompt, `llama.cpp-mmap` for each tensor), its rates are of 
 DIAGNOSES = """\
 ## The three logs diagnosed
 
-Each with the budget it was recorded with. `phone.toml` is in benchmarks/logs: it has the storage's
-speed from the fit above (2.92 GB/s), and nothing else that is used.
+Each with the budget it was recorded with. *hits %* is of all lookups, those of prompts too, as
+engines print it; *decode %* of those of decoded tokens; MiB, loads and ms are of one decoded token.
+Of what it loads, *first uses* are loaded by any cache, *the working set* by the best cache of this
+size as well, and the rest is *the policy*'s. `phone.toml` is in benchmarks/logs: it has the
+storage's speed from the fit above (2.92 GB/s), and nothing else that is used.
 """
 
 ENGINES = """\
@@ -86,15 +89,15 @@ under *assumed*. All start with an empty cache and admit every miss.
 """
 
 RULES = """\
-- **lru**: the least recently used goes. **lfu**: the one that the fewest calls used since the
-  start. **hot**: the same, halved every 16 decoded tokens. **heat**: what was hit at most four
-  times in this stay, by last use, then the rest. **lfru**: the least of uses × 256 + max(0, 255 −
-  age). Ties: the least recently used.
+- **lru**: the least recently used goes. **lfu**: the one looked up least since the start. **hot**:
+  the same, with counts halved every 16 decoded tokens. **heat**: what was hit at most four times in
+  this stay, by last use, then the rest. Ties: the least recently used.
 - *after the call*: a call may exceed the budget and gives back at its end. *at each miss*: room is
   made before reading. *protects*: nothing that the call uses is evicted; what then finds no room is
   read and not kept.
 - *expert*: each distinct expert of a call is looked up once; a duplicate only makes it more recent.
   *row*: each token of a prompt looks up its own. *tensor*: each matrix of an expert for itself.
+- Sequences follow one another, as if the engine served one at a time, in one cache.
 
 The best cache in a diagnosis evicts, after each call, what is used furthest in the future, and may
 let go what was just used. Where all experts have one size no cache loads less (Belady, 1966); where

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from crisp.diagnose.calls import LOOKUPS
 from crisp.errors import unknown_name
 
-RULES = ("lru", "lfu", "hot", "heat", "lfru", "furthest")
+RULES = ("lru", "lfu", "hot", "heat", "furthest")
 HEAT_USES = 4  # hits from which on an entry is hot (rule `heat`)
 HOT_TOKENS = 16  # decoded tokens after which counts are halved (rule `hot`)
 
@@ -21,10 +21,9 @@ class EnginePolicy:
     """A cache of experts in a budget of bytes, every miss of which is admitted.
 
     The victim is the least by ``rule``; ties: the least recently used.
-    - ``lru``: last use. ``lfu``: calls that used it, since the start.
+    - ``lru``: last use. ``lfu``: lookups since the start.
     - ``hot``: the same counts, halved every 16 decoded tokens.
     - ``heat``: what was hit at most 4 times in this stay goes before the rest; each by last use.
-    - ``lfru``: the less of uses * 256 + max(0, 255 - age), age in lookups of all layers.
     - ``furthest``: the furthest next use; it knows the future.
     """
 
@@ -115,12 +114,12 @@ CONTRACTS = {
         ),
         Contract(
             "colibri-lfru",
-            "each layer by uses and age: the less of uses * 256 + (255 - age) goes",
-            EnginePolicy("lfru", scope="layer", at_once=True, protects=False),
+            "each layer by uses, then by age: the least of uses << 8 | 255 - age goes",
+            EnginePolicy("lfu", scope="layer", at_once=True, protects=False),
             Counting(lookups="row"),
             "github.com/JustVugg/colibri, c/olmoe.c (lfru_score)",
             (
-                "age counts lookups of all layers since the last use, and is 255 at most",
+                "what was last used over 255 lookups ago still goes by its last use",
                 "uses are counted since the start, from no history (COLI_USAGE)",
             ),
         ),

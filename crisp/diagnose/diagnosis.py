@@ -13,7 +13,7 @@ from crisp.diagnose.contracts import Contract
 from crisp.diagnose.reads import Cost
 
 FIRST_USES, WORKING_SET, POLICY = "first uses", "the working set", "the policy"
-TWICE = "2 x, same rule"  # the name of a setting
+TWICE = "2 x the budget"  # the name of a setting
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,16 @@ class LogDiagnosis:
     def verdict(self) -> str:
         """The largest of the three parts."""
         return max(self.parts, key=self.parts.__getitem__)
+
+    @property
+    def answer(self) -> str:
+        """The verdict in words that say whether it is more than half."""
+        half = 2 * self.parts[self.verdict] >= self.own.bytes_per_token
+        return (
+            f"Mostly {self.verdict}"
+            if half
+            else f"{self.verdict.capitalize()}, more than anything else"
+        )
 
     @property
     def saved_without_foresight(self) -> float:

@@ -130,7 +130,7 @@ class _Investigation:
         """Return other sizes of the engine's own cache."""
         sizes = {times: int(float(times) * self.budget) for times in BUDGETS}
         return [
-            Setting("memory", f"{times} x, same rule", self.own(size))
+            Setting("memory", f"{times} x the budget", self.own(size))
             for times, size in sizes.items()
             if size <= self._run.total_bytes
         ]

@@ -57,11 +57,14 @@ def stand_in_spec(trace: RoutingTrace, expert_bytes: Sequence[int]) -> ModelSpec
 
 
 def cache_policies() -> list[Policy]:
-    """Return the whole-expert caches that know nothing of the future, each per layer."""
+    """Return the caches of whole experts that know no future, each per layer.
+
+    Without those that differ from another one across layers only, draw lots, or hold nothing.
+    """
     names = [
         name
         for name, rule in CACHES.items()
-        if not (rule.oracle or rule.suffixes or rule.drawn) and name != "none"
+        if not (rule.oracle or rule.suffixes or rule.drawn or rule.by_pass) and name != "none"
     ]
     return [named("lru", cache=name) for name in names]
 

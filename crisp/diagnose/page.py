@@ -47,7 +47,7 @@ pre {{ overflow-x: auto; font-size: .82rem; line-height: 1.4; }}
 def render_page(found: LogDiagnosis, text: Sequence[str]) -> str:
     """Return the page's HTML; text: the diagnosis as lines, which the page also shows."""
     pictures = (
-        ("What memory would do", "By the engine's rule, by the best cache, and by four others.",
+        ("What memory would do", "By the engine's rule, by the best cache, and by others.",
          draw_curves),
         ("Why it is loaded", "First uses, the working set that does not fit, and what the policy "
          "lets go too soon.", draw_causes),
@@ -65,7 +65,7 @@ def render_page(found: LogDiagnosis, text: Sequence[str]) -> str:
         title=escape(f"{found.contract.name} on {found.log}"),
         style=files("crisp.report").joinpath("assets", "page.css").read_text(encoding="utf-8"),
         lead=escape(
-            f"Mostly {found.verdict}: {found.own.bytes_per_token / (1 << 20):,.1f} MiB a token, "
+            f"{found.answer}: {found.own.bytes_per_token / (1 << 20):,.1f} MiB a token, "
             f"{found.best.bytes_per_token / (1 << 20):,.1f} by the best cache of "
             f"{found.budget_bytes / (1 << 20):,.0f} MiB."
         ),

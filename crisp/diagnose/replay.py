@@ -19,6 +19,7 @@ from crisp.diagnose.calls import Calls
 from crisp.diagnose.contracts import HEAT_USES, HOT_TOKENS, EnginePolicy
 
 NEVER = 1 << 62
+_STALE = 8  # items that a heap may have for each resident entry, before the stale ones are removed
 Key = tuple[int, int]  # the least goes first: what the rule says, then the last use
 
 
@@ -84,7 +85,6 @@ class _Cache:
         self._waiting: list[list[tuple[Key, int]]] = [[] for _ in range(parts)]  # heaps
         self._key: dict[int, Key] = {}  # of what is resident: what else lies in a heap is stale
         self._uses: dict[int, int] = {}
-        self._last: dict[int, int] = {}
         self._clock = 0
         self._following = _following(calls) if policy.rule == "furthest" else []
         self._next: dict[int, int] = {}
@@ -125,10 +125,10 @@ class _Cache:
             return
         self._uses = {entry: uses >> 1 for entry, uses in self._uses.items()}
         for heap in self._waiting:
-            entries = [entry for key, entry in heap if self._key.get(entry) == key]
-            self._key |= {entry: (self._uses[entry], self._last[entry]) for entry in entries}
-            heap[:] = [(self._key[entry], entry) for entry in entries]
+            fresh = [item for item in heap if self._key.get(item[1]) == item[0]]
+            heap[:] = [((self._uses[entry], last), entry) for (_, last), entry in fresh]
             heapify(heap)
+            self._key |= {entry: key for key, entry in heap}
 
     def _rank(self, entry: int) -> int:
         """Return what the rule says of an entry, before its last use decides."""
@@ -141,15 +141,18 @@ class _Cache:
 
     def _touch(self, part: int, entry: int) -> None:
         """Note a use: the entry is resident, and has a new place in the order."""
-        self._last[entry] = self._clock
         self._key[entry] = key = (self._rank(entry), self._clock)
-        heappush(self._waiting[part], (key, entry))
+        heap = self._waiting[part]
+        heappush(heap, (key, entry))
+        if len(heap) > _STALE * (len(self._key) + 1):
+            heap[:] = [item for item in heap if self._key.get(item[1]) == item[0]]
+            heapify(heap)
 
     def _make_room(self, part: int, size: int, used_now: Collection[int]) -> bool:
         """Evict until ``size`` more bytes fit; return whether they do."""
         heap, kept = self._waiting[part], []
         while self._used[part] + size > self._room:
-            victim = self._victim(part) if self._policy.rule == "lfru" else -1
+            victim = -1
             while victim < 0 and heap:
                 key, entry = heappop(heap)
                 if self._key.get(entry) != key:
@@ -165,17 +168,6 @@ class _Cache:
         for item in kept:
             heappush(heap, item)
         return self._used[part] + size <= self._room
-
-    def _victim(self, part: int) -> int:
-        """Return the entry of a layer with the least uses and recency together; -1: none."""
-        low = part * self._calls.entries_per_layer
-        entries = range(low, low + self._calls.entries_per_layer)
-        resident = [entry for entry in entries if entry in self._key]
-        return min(resident, key=self._lfru, default=-1)
-
-    def _lfru(self, entry: int) -> Key:
-        recent = max(0, 255 - (self._clock - self._last[entry]))
-        return self._uses[entry] << 8 | recent, self._last[entry]
 
 
 def _following(calls: Calls) -> list[list[int]]:

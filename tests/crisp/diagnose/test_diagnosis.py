@@ -86,6 +86,7 @@ def test_verdicts(run: LoggedRun) -> None:
     few = trace_of([], [[[n % E]] for n in range(60)], (10,))  # round and round
     cycle = LoggedRun("cycle", few, (10,))
     assert found_of(cycle, "9%").verdict == WORKING_SET
+    assert found_of(cycle, "9%").answer == "Mostly the working set"
     # with room for ten of twelve an LRU lets go what comes next, and the best cache does not
     almost = found_of(cycle, "90%")
     assert almost.verdict == POLICY and almost.own.hit_rate == 0
@@ -137,6 +138,8 @@ def test_our_lru_is_the_straight_one(run: LoggedRun) -> None:
                 held[layer][expert] = clock
     assert reads.n_bytes[reads.token >= 0].sum() == n_bytes
     assert reads.hits.sum() == hits
+    paged = run_policy(run.trace, spec, SIZES, named("lru"), budget, aligned=7)
+    assert (paged.n_bytes == reads.n_bytes + 7 * reads.requests).all()
     assert reads.token.max() == 39 and len(reads.token) == 3 + 3 * 40
 
 

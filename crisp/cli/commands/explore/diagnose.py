@@ -180,12 +180,11 @@ def _verdict(found: LogDiagnosis) -> list[str]:
     if not own:
         return ["Is it the policy or the working set?  Neither: nothing is loaded."]
     shares = ", ".join(f"{name} {100 * part / own:.0f} %" for name, part in parts.items())
-    most = "Mostly" if 2 * parts[found.verdict] >= own else "More than anything else"
     saved = 100 * found.saved_without_foresight
     windows = ", ".join(str(n) for n, _ in found.windows)
     sizes = ", ".join(f"{size / _MIB:,.0f}" for _, size in found.windows)
     return [
-        f"Is it the policy or the working set?  {most} {found.verdict}.",
+        f"Is it the policy or the working set?  {found.answer}.",
         f"Of what a token loads: {shares}.",
         f"Without foresight, the best cache tried saves {saved:.0f} % of the policy's part"
         + ("." if saved >= 50 else ": the rest takes foresight."),

@@ -26,7 +26,7 @@ def test_a_screenful(crisp: Callable, log: Path) -> None:
     assert len(lines) <= 50 and max(map(len, lines)) <= 100
     assert lines[0] == "log      toy.route.csv: 5 prompt tokens, 30 decoded; toy-Q4.gguf"
     assert "rule     bigmoeonedge: one LRU for all layers, in bytes; evicts after a call" in lines
-    assert any(line.startswith("Is it the policy or the working set?  Mo") for line in lines)
+    assert any(line.startswith("Is it the policy or the working set?  ") for line in lines)
     assert any(line.startswith("Most help, one of each kind:") for line in lines)
 
 

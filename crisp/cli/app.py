@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from crisp.cli.commands.explore.compare import compare
 from crisp.cli.commands.explore.demo import demo
+from crisp.cli.commands.explore.diagnose import diagnose
 from crisp.cli.commands.explore.explain import explain
 from crisp.cli.commands.explore.report import report
 from crisp.cli.commands.explore.reproduce import reproduce
@@ -50,6 +51,7 @@ app.command()(simulate)
 app.command()(sweep)
 app.command()(tune)
 app.command()(explain)
+app.command()(diagnose)
 app.command()(prepare)
 app.command()(refresh)
 app.command("eval")(evaluate)

@@ -10,6 +10,7 @@ from crisp.errors import CrispError, unknown_name
 from crisp.files import check_readable
 from crisp.trace.importing.engines import (
     arrays,
+    bigmoeonedge,
     cache_eval,
     colibri,
     llamacpp,
@@ -38,7 +39,7 @@ class EngineReader:
 
 # In the order in which a file is held against them: the surest first.
 ENGINES: dict[str, EngineReader] = {
-    # "bigmoeonedge": EngineReader(bigmoeonedge.recognise, bigmoeonedge.read),
+    "bigmoeonedge": EngineReader(bigmoeonedge.recognise, bigmoeonedge.read),
     "vllm": EngineReader(vllm.recognise, vllm.read),
     "sglang": EngineReader(sglang.recognise, sglang.read),
     "llama.cpp": EngineReader(llamacpp.recognise, llamacpp.read),

@@ -21,7 +21,8 @@ from crisp.model.fields import Fields
 from crisp.model.geometry import BITS_NOTE, ModelGeometry, read_named
 from crisp.model.spec import BUILTIN, STORE_INDEX, ModelSpec
 
-_GGUF = "crisp.checkpoint.gguf"
+GGUF = "a GGUF file"
+_GGUF_READER = "crisp.checkpoint.gguf"
 
 
 def read_model(name_or_path: str | Path, bits: Fraction | None = None) -> ModelGeometry:
@@ -46,6 +47,9 @@ def read_model(name_or_path: str | Path, bits: Fraction | None = None) -> ModelG
             return read_named(name_or_path, bits)  # says which names there are
         path = snapshot
     if path.is_dir():
+        files = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
+        if len(files) == 1:
+            return _read_gguf(files[0]).with_bits(bits)
         return read_folder(ModelSource.of_folder(path), bits)
     name = path.resolve().parent.name if path.stem == "config" else path.stem
     return _read(read_json(path), path, name, None, bits)
@@ -201,9 +205,9 @@ def _for_layers(geometry: ConfigGeometry) -> ConfigGeometry:
 
 
 def _read_gguf(path: Path) -> ModelGeometry:
-    if find_spec(_GGUF) is None:
+    if find_spec(_GGUF_READER) is None:
         raise CrispError(
             f"{path}: is a GGUF file, which this version does not read; a config.json, a folder or "
             "a TOML file was expected"
         )
-    return ModelGeometry(importlib.import_module(_GGUF).read_geometry(path), "a GGUF file")
+    return ModelGeometry(importlib.import_module(_GGUF_READER).read_geometry(path), GGUF)

@@ -30,6 +30,7 @@ OPTIONAL = ("weights", "guess", "token", "scores")
 ORIGINS = ("captured", "imported", "synthetic")
 
 _ENTRIES = 1 << 20  # (row, layer, rank) entries checked at a time
+MOST_WEIGHT = 65_504
 _INFINITE, _SIGN = 0x7C00, 0x8000  # bit patterns of float16
 
 
@@ -177,6 +178,22 @@ def _find_bad_expert(experts: Array, n_experts: int, what: str = "expert") -> Fa
                 f"{what}s {_format_list(experts[row, layer])}; {ranks[a][row, layer]} twice",
             )
     return None
+
+
+def half_weights(weights: Array, where: Callable[[int], str]) -> npt.NDArray[np.float16]:
+    """Return router weights [rows, ...] as traces keep them; CrispError for one beyond float16.
+
+    where: says what a row is, in errors. Numbers that are infinite or none stay so, and are refused
+    when the trace is checked.
+    """
+    beyond = (weights > MOST_WEIGHT) & np.isfinite(weights)
+    if beyond.any():
+        place = _first_index(beyond)
+        raise CrispError(
+            f"{where(place[0])}: weight {weights[place]:g} found; expected at most "
+            f"{MOST_WEIGHT:,}, the largest number of float16, in which traces keep weights"
+        )
+    return weights.astype(np.float16)
 
 
 def _find_bad_weight(weights: Array, experts: Array, ordered: bool) -> Fault | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from crisp.checkpoint.geometry.read import read_model
 from crisp.diagnose.logged_run import LoggedRun
 from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
@@ -22,7 +23,8 @@ def load_logged_run(
     Sizes are the log's own, unless ``bits`` are given. Raises CrispError for a log without routing
     in order, or without the size of its experts.
     """
-    spec = None if model is None else ModelSpec.named(model)
+    geometry = None if model is None else read_model(model)
+    spec = None if geometry is None else geometry.spec
     path = resolve_trace(log)
     notes: tuple[str, ...] = ()
     sizes, wrote = None, None
@@ -45,7 +47,9 @@ def load_logged_run(
     if sizes is None or bits is not None:
         if spec is None:
             raise CrispError(f"{path}: does not say how large an expert is; give --model")
-        sizes = (spec.expert_bytes,) * trace.layers
+        blocks = dict(zip(spec.moe_layers, spec.row_block_bytes, strict=True))
+        sizes = tuple(spec.n_blocks * blocks.get(layer, 0) for layer in range(trace.layers))
+        notes += () if geometry is None or bits is not None else geometry.notes
     name = path.name if Path(log).exists() else log
     return LoggedRun(name, trace, tuple(sizes), spec, notes), wrote
 

@@ -8,6 +8,7 @@ token, one batch of the table, and the pages being written.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from crisp.files import atomic
 from crisp.model.spec import ModelSpec
 from crisp.trace import Header, RoutingTrace, tensor_file
 from crisp.trace.importing.ordering import sort_experts
+from crisp.trace.check import half_weights
 from crisp.trace.importing.readers import KEYS, LongTable, open_table
 from crisp.trace.importing.sequence_ids import UnnumberedSequencesError
 from crisp.trace.importing.survey import (
@@ -181,8 +183,7 @@ def _fill(
         filled[slot] = True
         experts_out[slot] = experts[kept, :k]
         if weights is not None and weights_out is not None:
-            with np.errstate(over="ignore"):  # becomes infinite, which is refused in the end
-                weights_out[slot] = weights[kept, :k]
+            weights_out[slot] = half_weights(weights[kept, :k], _describe_slots(table, trace, slot))
         if phased:
             _note_phases(table, phase, row[kept], table.integers(batch, "phase", 1)[kept])
         mapped.release()
@@ -194,6 +195,19 @@ def _fill(
         raise CrispError(f"{table.path}: {describe_token(table, tokens, token)} has a layer twice")
     trace.phase[:] = phase if phased else 1
     return resorted
+
+
+def _describe_slots(table: LongTable, trace: RoutingTrace, slots: Ints) -> Callable[[int], str]:
+    """Return what describes one of some (row, layer)s, in the words of a trace's checks."""
+
+    def describe(at: int) -> str:
+        row, layer = divmod(int(slots[at]), trace.layers)
+        return (
+            f"{table.path}: row {row} (sequence {trace.sequence[row]}, position "
+            f"{trace.position[row]}), layer {layer}"
+        )
+
+    return describe
 
 
 def _note_phases(table: LongTable, phase: npt.NDArray[np.uint8], row: Ints, new: Ints) -> None:

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
+from crisp.checkpoint.geometry.read import read_model
 from crisp.cli.options import flags
 from crisp.cli.options.files import Name, check_outputs
 from crisp.cli.output.progress import progress_share
 from crisp.errors import CrispError
 from crisp.extensions import find_name
 from crisp.files import check_readable
-from crisp.model.spec import ModelSpec
 from crisp.trace.importing.engines import ENGINES, recognise_log
 from crisp.trace.importing.log import import_log
 from crisp.trace.importing.readers import READERS
@@ -31,7 +31,7 @@ def import_trace(
     ],
     out: Annotated[str, typer.Option(metavar="FILE", help="The trace: NAME.trace.safetensors.")],
     model: Annotated[
-        str | None, typer.Option(help="Its model: a built-in name, or a config.json.")
+        str | None, typer.Option(help="Its model: built in, a folder, config.json or TOML.")
     ] = None,
     experts: Annotated[
         int | None, typer.Option(help="Without a model: experts a layer, if the log does not say.")
@@ -77,7 +77,7 @@ def import_trace(
             raise CrispError(f"{file}: {'not a file' if file.exists() else 'no such file'}")
     inputs: list[tuple[str, Name]] = [*(("FILE", file) for file in files), ("--model", model)]
     check_outputs({"--out": out}, inputs, stdout=False)
-    spec = None if model is None else ModelSpec.named(model)
+    spec = None if model is None else read_model(model).spec
     engine = _engine_of(files, reader, column)
     with progress_share(files[0].name) as progress:
         if engine is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from crisp.adapter.layout import replaced_forward
+from crisp.adapter.calls import replaced_forward
 from crisp.capture import cache_of
 from crisp.errors import CrispError
 from crisp.extras import import_extra

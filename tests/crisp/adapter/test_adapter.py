@@ -264,16 +264,6 @@ def test_recorders_of_router_logits_and_other_hooks_see_nothing_of_the_guess() -
     [
         ("llama", {}, "LlamaForCausalLM (model_type llama): has no routed experts"),
         ("jetmoe", {"num_local_experts": 4}, "its JetMoeParallelExperts does not use"),
-        (
-            "gemma4_text",
-            {
-                "enable_moe_block": True,
-                "num_experts": 4,
-                "top_k_experts": 2,
-                "moe_intermediate_size": 8,
-            },
-            "the place of model.layers.0.experts is not understood",
-        ),
     ],
 )
 def test_other_layouts_are_refused_by_name(family: str, more: dict[str, Any], message: str) -> None:

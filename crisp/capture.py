@@ -23,8 +23,9 @@ from crisp.checkpoint.loading import LoadedModel, load_model
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.progress import Progress, counter, no_progress
-from crisp.text_windows import even_share, opening_ids, read_text
+from crisp.text_windows import check_tokens, even_share, opening_ids, read_text
 from crisp.trace import DECODE, PREFILL, Header, RoutingTrace
+from crisp.trace.check import half_weights
 
 __all__ = ["Recipe", "capture", "load_model"]
 
@@ -68,6 +69,8 @@ def capture(
     """
     _check_context(loaded.model, recipe)
     prompts, dataset = _prompts(loaded.tokenizer, texts, recipe)
+    largest = max((max(prompt) for prompt in prompts), default=0)
+    check_tokens(largest, loaded.model.config, loaded.name)
     stop = stop_tokens(loaded)
     total = len(prompts) * (recipe.prompt_tokens + max(0, recipe.new_tokens - 1))
     advance = counter(progress, total)
@@ -263,7 +266,7 @@ def _assemble(
         sequence=np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
         position=position,
         phase=np.where(position < recipe.prompt_tokens, PREFILL, DECODE).astype(np.uint8),
-        weights=weights.astype(np.float16),
+        weights=half_weights(weights, loaded.name),
         guess=np.concatenate([sequence.routing.guess for sequence in sequences]),
         token=np.array(tokens, np.int32) if recipe.token_ids else None,
         header=header,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,12 @@ def read_windows(
 
 def check_vocabulary(windows: TokenWindows, config: Any, where: str | Path) -> None:
     """Raise CrispError if a token id exceeds the vocabulary: the tokenizer is another model's."""
+    check_tokens(max(int(tokens.max()) for tokens in windows.tokens), config, where)
+
+
+def check_tokens(largest: int, config: Any, where: str | Path) -> None:
+    """Raise CrispError if ``largest``, of all token ids, exceeds the vocabulary."""
     size = config.get_text_config().vocab_size
-    largest = max(int(tokens.max()) for tokens in windows.tokens)
     if largest >= size:
         raise CrispError(
             f"{where}: its tokenizer gives token {largest}, but the model knows {size} tokens"
@@ -149,6 +153,15 @@ def even_share(total: int | None, parts: int, number: int) -> int | None:
     [3, 3, 2]
     """
     return None if total is None else total // parts + (number < total % parts)
+
+
+def check_texts(paths: Iterable[Path]) -> None:
+    """Raise CrispError for a path that is no text; pipes such as /dev/stdin may be one."""
+    for path in paths:
+        if path.is_dir():
+            raise CrispError(f"{path}: is a folder; a text was expected")
+        if not path.exists():
+            raise CrispError(f"{path}: no such file; a text was expected")
 
 
 def read_text(path: Path) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 
 from crisp.model.spec import ModelSpec
+from crisp.run.counters import FewestLoads
 from crisp.run.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, Rows
 from crisp.scheduler.belady_bound import fewest_loads, places
 from crisp.scheduler.residency import StartingState
@@ -29,7 +30,20 @@ class Belady:
         self._places, self._compiled = empty.arrays() if compiled else empty, compiled
         self._first_entry = np.zeros(spec.n_layers, np.int64)
         self._first_entry[list(spec.moe_layers)] = np.arange(0, spec.n_routed, spec.n_experts)
-        self.blocks = 0
+        self._experts, self._sizes = spec.n_experts, spec.row_block_bytes
+        self._apart = len(set(self._sizes)) > 1 and len(start.capacity) == len(self._sizes)
+        self._blocks = [0] * (len(self._sizes) if self._apart else 1)
+
+    @property
+    def fewest(self) -> FewestLoads:
+        """What has to be loaded so far.
+
+        Layers with a budget of their own and blocks of their own size are counted apart; in a
+        common budget every block counts as one of the smallest.
+        """
+        sizes = self._sizes if self._apart else (min(self._sizes),)
+        n_bytes = sum(n * size for n, size in zip(self._blocks, sizes, strict=True))
+        return FewestLoads(sum(self._blocks), n_bytes)
 
     def write(self, rows: Rows) -> None:
         """Take the next rows of the timeline, of whole events."""
@@ -45,11 +59,18 @@ class Belady:
 
     def add(self, event: Rows, entry: Rows, width: Rows) -> None:
         """Take the next uses, see `fewest_loads`: [uses] each."""
+        if not self._apart:
+            self._blocks[0] += self._fewest(event, entry, width)
+            return
+        row = entry // self._experts
+        for place in np.unique(row).tolist():  # parts of the budget know nothing of each other
+            own = row == place
+            self._blocks[place] += self._fewest(event[own], entry[own], width[own])
+
+    def _fewest(self, event: Rows, entry: Rows, width: Rows) -> int:
         if self._compiled:
-            self.blocks += _compiled()(*self._places, event, entry, width)
-        else:
-            uses = event.tolist(), entry.tolist(), width.tolist()
-            self.blocks += fewest_loads(*self._places, *uses)
+            return int(_compiled()(*self._places, event, entry, width))
+        return fewest_loads(*self._places, event.tolist(), entry.tolist(), width.tolist())
 
 
 @cache

@@ -56,7 +56,7 @@ def simulate(
         log=log,
         total_ns=total_ns,
         skipped=workload.skipped,
-        belady=belady.blocks,
+        belady=belady.fewest,
         sequence=case.trace.sequence,
         initial=start.resident,
         energy=lambda states: modelled_energy(machine, states),

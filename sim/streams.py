@@ -12,6 +12,7 @@ from typing import Any
 import simpy
 from simpy.events import Event as SimEvent
 
+from crisp.hardware.cost import costs_by_row
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.run.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
@@ -50,10 +51,20 @@ class SimulatedStreams:
         self._scheduler, self._workload = scheduler, workload
         self._recorder, self._log, self._watch = recorder, log, watch
         self._cost, self._layers, self._experts = cost, spec.moe_layers, spec.n_experts
-        sizes = [blocks * spec.block_bytes for blocks in range(spec.n_blocks + 1)]
-        self._load_costs = [(cost.load(size), cost.load_traffic(size)) for size in sizes]
+        self._load_costs = [  # [MoE layers][blocks]
+            [
+                (cost.load(blocks * size), cost.load_traffic(blocks * size))
+                for blocks in range(spec.n_blocks + 1)
+            ]
+            for size in spec.row_block_bytes
+        ]
+        self._compute_costs = dict(zip(spec.moe_layers, costs_by_row(cost, spec), strict=True))
         self._upto = [spec.neurons(0, blocks) for blocks in range(spec.n_blocks + 1)]
-        self._piece_costs: dict[tuple[int, int, int], tuple[int, int]] = {}
+        # by layer; where its costs are another's, so is the table
+        tables: dict[int, dict[tuple[int, int, int], tuple[int, int]]] = {}
+        self._piece_costs = {
+            layer: tables.setdefault(id(own), {}) for layer, own in self._compute_costs.items()
+        }
         self._layer_costs: dict[tuple[int, int], tuple[int, int]] = {}
         self._env: Any = simpy.Environment()  # SimPy types times as floats too; here they are whole
         self._until = [-1, -1]  # when each stream's activity ends; -1: it has none
@@ -88,7 +99,7 @@ class SimulatedStreams:
                 scheduler.loaded(load)
                 kind, layer = PREFETCH if load.prefetch else LOAD, self._layers[load.row]
                 event = -1 if load.prefetch else scheduler.event
-                ns, _ = self._load_costs[load.blocks]
+                ns, _ = self._load_costs[load.row][load.blocks]
                 add((self._number, event, layer, kind, load.expert, load.first, load.blocks,
                      start, now, ns, scheduler.residency.landed))  # fmt: skip
                 if until[_COMPUTE] == now:
@@ -107,7 +118,7 @@ class SimulatedStreams:
         if load is None:
             return
         self._load, self._link_since, self._asleep = load, now, False
-        ns, traffic = self._load_costs[load.blocks]
+        ns, traffic = self._load_costs[load.row][load.blocks]
         arrived = self._link_event
         if self._shared is None:
             self._until[_LINK] = now + ns
@@ -151,7 +162,7 @@ class SimulatedStreams:
                     yield self._link_event  # the link, which began to wait first, resumes first
                     now = env.now
                 first, last = task.ended, task.started
-                ns, traffic = self._piece_cost(task, first, last)
+                ns, traffic = self._piece_cost(layer, task, first, last)
                 start = now
                 if self._asleep and apart:
                     now += ns
@@ -181,19 +192,21 @@ class SimulatedStreams:
 
     def _close(self, step: Step | None, now: int) -> None:
         if step is not None:
-            self._log.add(step, now, self._scheduler.blocks_loaded)
+            self._log.add(step, now, self._scheduler.bytes_loaded)
             self._recorder.flush(now, self._link_since)
 
     def _residents(self, layer: int) -> Sequence[int]:
         start = self._layers.index(layer) * self._experts
         return self._scheduler.residency.resident[start : start + self._experts]
 
-    def _piece_cost(self, task: Task, first: int, last: int) -> tuple[int, int]:
+    def _piece_cost(self, layer: int, task: Task, first: int, last: int) -> tuple[int, int]:
+        pieces = self._piece_costs[layer]
         key = first, last, task.neurons(first, last, self._upto)
-        cost = self._piece_costs.get(key)
+        cost = pieces.get(key)
         if cost is None:
-            cost = self._cost.compute(*key), self._cost.compute_traffic(first, last)
-            self._piece_costs[key] = cost
+            own = self._compute_costs[layer]
+            cost = own.compute(*key), own.compute_traffic(first, last)
+            pieces[key] = cost
         return cost
 
     def _layer_cost(self, layer: int, rows: int) -> tuple[int, int]:

@@ -24,8 +24,12 @@ def try_all(names: Iterable[str], workers: int = 2) -> list[Trial]:
     """Try families in processes of their own; those without experts are left out."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
-        found = pool.map(_try_one, names)
-        return [trial for trial in found if trial is not None]
+        trials = []
+        for trial in pool.map(_try_one, names):
+            if trial is not None:
+                trials.append(trial)
+                print(trial.model_type, trial.refusals or "", flush=True)
+        return trials
 
 
 def _try_one(name: str) -> Trial | None:
@@ -36,7 +40,7 @@ def _try_one(name: str) -> Trial | None:
 def main() -> None:
     """Write the table."""
     path = ROOT / PAGE
-    trials = try_all(model_types())
+    trials = try_all(sys.argv[1:] or model_types())
     before = path.read_text(encoding="utf-8") if path.exists() else "# Models\n"
     path.write_text(insert(before, render(trials)), encoding="utf-8")
     print(f"{PAGE}: {sum(trial.complete for trial in trials)} of {len(trials)} families complete")

@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from crisp.adapter import Experts, attach, expert_layout
-from crisp.checkpoint.loading import load_config
+from crisp.checkpoint.geometry.read import read_model
+from crisp.checkpoint.library import load_config
 from crisp.hw import DeviceOptions, Store, generate, open_resident
-from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
 
 BLOCK = 16
@@ -46,7 +46,7 @@ def widths_are_prefixes(folder: Path) -> str | None:
     multiplies all tokens with all experts at once, so bits may differ.
     """
     model = load(folder)
-    spec = ModelSpec.from_config(folder).with_(block=BLOCK)
+    spec = read_model(folder).spec.with_(block=BLOCK)
     layout, whole = expert_layout(model), logits(model)
     with attach(model, named("lru"), spec=spec):
         full = logits(model)

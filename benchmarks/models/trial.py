@@ -45,12 +45,15 @@ def try_family(model_type: str, folder: Path) -> Trial | None:
     words = random.Random(1)
     folder.mkdir(parents=True, exist_ok=True)
     text.write_text("".join(words.choices("abcdefghijklmnopqrstuvwxyz ", k=900)))
-    own = tiny.save_tiny(model_type, model)
+    with torch.device("meta"):
+        empty = transformers.AutoModelForCausalLM.from_config(tiny.small_config(model_type))
     try:
-        layout = describe(own)
+        layout = describe(empty)
     except CrispError as error:
         reason = str(error).partition(": ")[2]
-        return None if NO_EXPERTS in reason else Trial(model_type, "", {"capture": reason})
+        refused = dict.fromkeys(COMMANDS, reason)
+        return None if NO_EXPERTS in reason else Trial(model_type, "", refused)
+    tiny.save_tiny(model_type, model)
     trace, prepared, store = folder / "trace.safetensors", folder / "prepared", folder / "store"
     read = ("--text", text, "--tokens", 256, "--window", 64, "--block", facts.BLOCK)
     budget = ("--policy", "lru", "--budget", "30%")

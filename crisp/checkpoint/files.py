@@ -63,7 +63,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     shard or a tensor that the index names, holds one that it does not name, is cut off, or if its
     config says that the weights are quantised.
     """
-    checkpoint = _read_headers(Path(folder))
+    checkpoint = read_headers(Path(folder))
     path = checkpoint.folder / "config.json"
     quantization = _read_json(path).get("quantization_config")
     if quantization is not None:
@@ -93,7 +93,7 @@ def weights_digest(folder: str | Path, progress: Progress = no_progress) -> str:
     Every weight is read; ``progress(done, total)`` counts bytes. Raises CrispError as
     `open_checkpoint` does, but for what the config says.
     """
-    checkpoint = _read_headers(Path(folder))
+    checkpoint = read_headers(Path(folder))
     advance = counter(progress, sum(tensor.nbytes for tensor in checkpoint.tensors.values()))
     hashes: dict[str, str] = {}
     for shard in checkpoint.shards:
@@ -119,8 +119,8 @@ def combine_digests(tensors: Iterable[TensorEntry], hashes: Mapping[str, str]) -
     return whole.hexdigest()
 
 
-def _read_headers(folder: Path) -> Checkpoint:
-    """Return the checkpoint; CrispError unless its files are whole and agree with their index."""
+def read_headers(folder: Path) -> Checkpoint:
+    """Read the headers as `open_checkpoint` does, whatever the config says of quantisation."""
     if not folder.is_dir():
         raise CrispError(f"{folder}: is no folder; one with a transformers checkpoint was expected")
     single, index = folder / SINGLE, folder / INDEX

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from crisp.adapter import Experts, expert_layout
-from crisp.checkpoint.deepseek import register
+from crisp.checkpoint.admission import admit, refuse_unless_extra
+from crisp.checkpoint.library import load_config as load_config
+from crisp.checkpoint.library import load_tokenizer as load_tokenizer
+from crisp.checkpoint.library import model_without_weights as model_without_weights
+from crisp.checkpoint.library import one_line_errors as one_line_errors
+from crisp.checkpoint.library import quiet
+from crisp.checkpoint.library import short_reason as short_reason
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.model.quantization import dequantize, quantize
@@ -28,42 +31,41 @@ class LoadedModel:
     tokenizer: Any
     name: str  # of the folder, or on the hub
     revision: str | None  # of the hub's repository
-    spec: ModelSpec | None  # None for a family whose geometry CRISP does not read
+    spec: ModelSpec | None  # None for a model whose geometry CRISP does not read
     how: str  # type, device and versions
+    notes: tuple[str, ...] = ()  # what was not taken as it stood
 
 
-def load_model(name: str) -> LoadedModel:
+def load_model(name: str | Path) -> LoadedModel:
     """Load the MoE language model in the folder ``name``, or of that name on the hub.
 
     It keeps the type it was published in, and is put on the GPU if there is one. Raises CrispError
-    for a model that is not there, lacks weights or a tokenizer, holds weights that the config does
-    not know, or is not understood (see `crisp.adapter.expert_layout`); the last is found before any
-    weight is read.
+    for what `crisp.checkpoint.admission.admit` refuses, and for weights that are missing or that
+    the config does not know; but for the latter, before any weight is read. Weights of layers
+    beyond the model's (they predict further tokens) are left alone, which a note says.
     """
     torch, transformers = import_extra("torch"), import_extra("transformers")
-    folder, auto = Path(name), transformers.AutoModelForCausalLM
-    config = load_config(name)
-    with _quiet(transformers):
-        with one_line_errors(name, "its config"):
-            expert_layout(model_without_weights(name, config))
-        tokenizer = load_tokenizer(name)
-        with one_line_errors(name, "its weights"):
-            model, info = _with_weights(name, auto)
-    for keys, what in (
-        ("missing_keys", "lacks {} of the model's weights"),
-        ("unexpected_keys", "holds {} weights that the model does not have"),
-    ):
-        if info[keys]:
-            raise CrispError(f"{name}: {what.format(len(info[keys]))}, such as {min(info[keys])}")
+    admitted = admit(name, quantised=True, tokenizer=True)
+    with quiet(transformers), one_line_errors(str(name), "its weights"):
+        model, info = _with_weights(
+            str(name), admitted.source.folder, transformers.AutoModelForCausalLM
+        )
+    if info["missing_keys"]:
+        missing = info["missing_keys"]
+        raise CrispError(
+            f"{name}: lacks {len(missing)} of the model's weights, such as {min(missing)}"
+        )
+    notes = refuse_unless_extra(info["unexpected_keys"], admitted.n_layers, str(name))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return LoadedModel(
         model=model.to(device).eval(),
-        tokenizer=tokenizer,
-        name=folder.resolve().name if folder.is_dir() else name,
-        revision=getattr(config, "_commit_hash", None),
-        spec=_spec(name, transformers),
+        tokenizer=admitted.tokenizer,
+        name=admitted.source.name,
+        revision=admitted.source.revision,
+        spec=None if admitted.geometry is None else admitted.geometry.spec,
         how=f"{str(model.dtype).removeprefix('torch.')} on {device}, "
         f"torch {torch.__version__}, transformers {transformers.__version__}",
+        notes=(*admitted.notes, *notes),
     )
 
 
@@ -102,111 +104,14 @@ def quantize_experts(loaded: LoadedModel, dtype: str) -> LoadedModel:
     return dataclasses.replace(loaded, how=f"{loaded.how}, experts in {dtype}")
 
 
-def load_config(name: str | Path) -> Any:
-    """Return the transformers config in the folder ``name``, or of that name on the hub.
-
-    Families that CRISP has and transformers lacks are registered first.
-    """
-    transformers = import_extra("transformers")
-    folder, name = Path(name), str(name)
-    if not folder.is_dir() and (name.count("/") != 1 or folder.parent.is_dir() or name[0] in "/~"):
-        raise CrispError(f"{name}: is no folder; one with a transformers checkpoint was expected")
-    register()
-    what = "its config" if folder.is_dir() else "no folder; asked the hub"
-    with _quiet(transformers), one_line_errors(name, what):
-        return transformers.AutoConfig.from_pretrained(name)
-
-
-def model_without_weights(name: str | Path, config: Any, dtype: Any = None) -> Any:
-    """Return the model that ``config`` describes, without weights: on torch's meta device.
-
-    name: of the folder or on the hub, for errors. dtype: torch's, of the weights to be; None: that
-    of the config. Raises CrispError for anything but a decoder-only language model.
-    """
-    auto, typed = (
-        import_extra("transformers").AutoModelForCausalLM,
-        {} if dtype is None else {"dtype": dtype},
-    )
-    what = f"model_type {config.model_type}"
-    with one_line_errors(str(name), what), import_extra("torch").device("meta"):
-        try:
-            return auto.from_config(config, **typed)
-        except ValueError as error:
-            if "Unrecognized configuration class" not in str(error):
-                raise
-            raise CrispError(f"{what} is no decoder-only language model of transformers") from error
-
-
-def load_tokenizer(name: str | Path) -> Any:
-    """Return the tokenizer beside a model; CrispError if there is none."""
-    transformers = import_extra("transformers")
-    with _quiet(transformers), one_line_errors(str(name), "its tokenizer"):
-        return transformers.AutoTokenizer.from_pretrained(name)
-
-
-def _with_weights(name: str, auto: Any) -> tuple[Any, dict[str, Any]]:
+def _with_weights(name: str, folder: Path, auto: Any) -> tuple[Any, dict[str, Any]]:
     """Return (model, transformers' report of missing and unexpected weights)."""
     try:
-        model, info = auto.from_pretrained(name, dtype="auto", output_loading_info=True)
+        model, info = auto.from_pretrained(
+            folder, dtype="auto", output_loading_info=True, trust_remote_code=False
+        )
     except RuntimeError as error:  # says "see the above report", and is of no other use
         raise CrispError(
             f"{name}: the weights do not fit the config: some are missing or of another shape"
         ) from error
     return model, info
-
-
-def _spec(name: str, transformers: Any) -> ModelSpec | None:
-    """Return the model's geometry; None for a family that CRISP does not read."""
-    folder = Path(name)
-    file = folder / "config.json"
-    if not folder.is_dir():
-        file = Path(transformers.utils.cached_file(name, "config.json"))
-    try:
-        return ModelSpec.from_config(file, folder.resolve().name if folder.is_dir() else name)
-    except CrispError:
-        return None
-
-
-@contextmanager
-def one_line_errors(name: str, what: str) -> Iterator[None]:
-    """Turn any error of transformers about the model ``name`` into a CrispError of one line."""
-    try:
-        yield
-    except CrispError as error:
-        raise CrispError(f"{name}: {error}" if name not in str(error) else str(error)) from error
-    except MemoryError:
-        raise
-    except Exception as error:  # OSError, ValueError, KeyError, SafetensorError: no common base
-        raise CrispError(f"{name}: cannot be used ({what}): {short_reason(error)}") from error
-
-
-def short_reason(error: Exception) -> str:
-    """Return an error's message as one line of at most 160 characters.
-
-    >>> short_reason(ValueError("no such\\n   layer"))
-    'no such layer'
-    """
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return reason if len(reason) <= 160 else reason[:157] + "..."
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Silence the progress bars and warnings of transformers and the hub.
-
-    What they would warn of is checked here.
-    """
-    log = transformers.utils.logging
-    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    hub = logging.getLogger("huggingface_hub")
-    level = hub.level
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    hub.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.set_verbosity(verbosity)
-        hub.setLevel(level)
-        if bars:
-            log.enable_progress_bar()

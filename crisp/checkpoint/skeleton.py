@@ -14,7 +14,7 @@ from typing import Any
 from crisp.adapter import ExpertLayout, expert_layout
 from crisp.checkpoint.conversion import Conversion
 from crisp.checkpoint.files import Checkpoint, open_checkpoint
-from crisp.checkpoint.loading import load_config, model_without_weights
+from crisp.checkpoint.library import load_config, model_without_weights
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 

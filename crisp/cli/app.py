@@ -18,6 +18,7 @@ from crisp.cli.commands.explore.tune import tune
 from crisp.cli.commands.model import trace
 from crisp.cli.commands.model.capture import capture
 from crisp.cli.commands.model.evaluate import evaluate
+from crisp.cli.commands.model.model import model
 from crisp.cli.commands.model.pack import pack
 from crisp.cli.commands.model.prepare import prepare, refresh
 from crisp.cli.commands.run.calibrate import calibrate
@@ -50,6 +51,7 @@ app.command()(simulate)
 app.command()(sweep)
 app.command()(tune)
 app.command()(explain)
+app.command()(model)
 app.command()(prepare)
 app.command()(refresh)
 app.command("eval")(evaluate)

@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TextIO, cast
 
 from crisp.errors import CrispError, FormerNameWarning, InvariantError
@@ -28,6 +28,8 @@ class Terminated(KeyboardInterrupt):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0, or 2 after a user's mistake, told in one line."""
+    if arguments is None:
+        _use_utf8()
     arguments_given = list(sys.argv[1:] if arguments is None else arguments)
     closed = _settle_streams()
     code = _say("error: standard output is closed", USAGE) if closed else _guarded(arguments_given)
@@ -40,6 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         elif code == 0:  # else it has been said
             code = _say(f"error: standard output: {error.strerror or error}", USAGE)
     sys.exit(code)
+
+
+def _use_utf8() -> None:
+    """Start Python anew in UTF-8 mode, where the locale cannot spell a file's name that is UTF-8.
+
+    Under such a locale Python hands names on that other libraries can neither open nor print.
+    """
+    if sys.flags.utf8_mode or sys.getfilesystemencoding().lower() == "utf-8":
+        return
+    encoded = [os.fsencode(item) for item in sys.argv]
+    if all(item.isascii() for item in encoded):
+        return
+    with suppress(UnicodeDecodeError, OSError):
+        for item in encoded:
+            item.decode("utf-8")
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _settle_streams() -> bool:

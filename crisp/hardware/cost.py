@@ -7,7 +7,7 @@ only arithmetic goes by neurons.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
 
@@ -123,7 +123,8 @@ class TableCost(SeparateMemory):
     """The cost model from the measured times, in ns, of one whole expert and of one layer.
 
     Loading is linear in bytes, computing in blocks; the number of rows is ignored (the paper's
-    Table 1 and Figure 5 are for one token).
+    Table 1 and Figure 5 are for one token). Where layers differ in size, the expert is one of
+    average size.
     """
 
     spec: ModelSpec
@@ -132,7 +133,7 @@ class TableCost(SeparateMemory):
     layer_time: Fraction
 
     def load(self, n_bytes: int) -> int:
-        return half_up(self.expert_load * n_bytes / self.spec.expert_bytes)
+        return half_up(self.expert_load * n_bytes / self._expert_bytes())
 
     def compute(self, first: int, last: int, row_neurons: int) -> int:
         return half_up(self.expert_compute * (last - first) / self.spec.n_blocks)
@@ -141,7 +142,17 @@ class TableCost(SeparateMemory):
         return half_up(self.layer_time)
 
     def io_bound(self, n_bytes: int) -> float:
-        return float(self.expert_load * n_bytes / self.spec.expert_bytes)
+        return float(self.expert_load * n_bytes / self._expert_bytes())
+
+    def _expert_bytes(self) -> Fraction:
+        return Fraction(self.spec.routed_bytes, self.spec.n_routed)
+
+
+def costs_by_row(cost: CostModel, spec: ModelSpec) -> list[CostModel]:
+    """Return the costs of computing in each MoE layer, whose experts may differ in bytes."""
+    if spec.layer_bits is None or not isinstance(cost, AnalyticCost):
+        return [cost] * len(spec.moe_layers)
+    return [replace(cost, spec=spec.at_layer(layer)) for layer in spec.moe_layers]
 
 
 def half_up(x: Fraction) -> int:

@@ -125,6 +125,11 @@ def measured_cost(tables: MeasuredTables, spec: ModelSpec, profile: str) -> Meas
 
     profile: the name of the hardware profile. Raises CrispError naming the first difference.
     """
+    if spec.layer_bits is not None:
+        raise CrispError(
+            f"hardware profile {profile}: was calibrated with blocks of one kind, but the layers "
+            f"of {spec.name} are stored in different bits; give --bits, or a profile with rates"
+        )
     for name, expected in vars(BlockGeometry.of(spec)).items():
         measured = getattr(tables.geometry, name)
         if expected is not None and measured != expected:

@@ -1,20 +1,34 @@
 """The geometry of an MoE, read from a Hugging Face config.
 
 Each family of models spells its config differently and has small parts of its own (biases, norms of
-queries and keys, shared experts, low-rank attention). The differences stand in the table
-`FAMILIES`; an unknown `model_type` is refused, because a guessed geometry silently gives wrong
-bytes.
+queries and keys, shared experts, low-rank attention). For the families in the table `FAMILIES` the
+differences stand there; any other is read by the keys that configs have in common
+(`crisp.model.layouts`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 from crisp.errors import CrispError, unknown_name
+from crisp.model import layouts
+from crisp.model.fields import Fields
+from crisp.model.stored_bits import ExpertShape, StoredBits, stored_bits
 
-DTYPE_BITS = {"bfloat16": 16, "float16": 16, "float32": 32}
+ESTIMATED = (
+    "parameters beside the routed experts: estimated from the config, without norms, biases and "
+    "what the family has of its own"
+)
+_FACTS = (
+    "n_layers", "moe_layers", "n_experts", "top_k", "d_model", "d_ff", "dtype_bits", "bits",
+    "biases", "dense_params",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,46 +45,22 @@ class ConfigGeometry:
     bits: Fraction
     biases: bool
     dense_params: tuple[int, ...]
+    layer_bits: tuple[Fraction, ...] | None  # [MoE layers]; None: `bits` in each
+    matrices: int
+    listed: bool  # the family is one of `FAMILIES`: exact in everything
+    notes: tuple[str, ...]  # where numbers are from that one would not expect
 
+    def digest(self) -> str:
+        """Return the sha256 that says whether two models have the same geometry.
 
-@dataclass(frozen=True)
-class Fields:
-    """The fields of a config, checked as they are read; errors name the file and the key."""
-
-    where: str
-    values: Mapping[str, object]
-
-    def wrong(self, key: str, expected: str) -> CrispError:
-        """Return the error for the value of `key`, or for its absence."""
-        value = repr(self.values[key]) if key in self.values else "nothing"
-        return CrispError(f"{self.where}: {key}: found {value}, expected {expected}")
-
-    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """Return a whole number >= `least`; absent or null means `default`, if there is one."""
-        value = self.values.get(key)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.wrong(key, f"a whole number of at least {least}")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        """Return true or false; absent or null means `default`."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.wrong(key, "true or false")
-        return value
-
-    def layers(self, key: str) -> frozenset[int]:
-        """Return the layer numbers in a list; absent or null means none."""
-        value = self.values.get(key)
-        if value is None:
-            return frozenset()
-        if not isinstance(value, list) or not all(type(layer) is int for layer in value):
-            raise self.wrong(key, "a list of layer numbers")
-        return frozenset(value)
+        It is over what all sources of a geometry agree on. For a family that is not listed, that is
+        neither stored bits nor biases nor the parameters beside the experts, which its tensors say
+        better.
+        """
+        facts: dict[str, Any] = {key: getattr(self, key) for key in _FACTS}
+        if not self.listed:
+            facts["bits"] = facts["dense_params"] = facts["biases"] = None
+        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 # -- attention: parameters of one layer ----------------------------------------------------------
@@ -187,83 +177,105 @@ FAMILIES = {
         "moe_intermediate_size", _latent, _deepseek_layer, _deepseek_shared, router_bias=True
     ),
 }
-# transformers 5 renames this field when it saves some families
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def _dtype_bits(f: Fields) -> int:
-    """Return the bits of the published dtype; 16, the usual ones, where the config names none."""
-    key = "dtype" if f.values.get("dtype") is not None else "torch_dtype"
-    if f.values.get(key) is None:
-        return 16
-    name = str(f.values[key]).removeprefix("torch.")
-    if name not in DTYPE_BITS:
-        raise f.wrong(key, " or ".join(DTYPE_BITS))
-    return DTYPE_BITS[name]
-
-
-def _expert_bits(f: Fields, dtype_bits: int) -> Fraction:
-    """Return the bits of one stored weight of a routed expert, its share of the scales included.
-
-    Only the two formats in which models are *published* are read: MXFP4 (4-bit numbers, an 8-bit
-    scale for each 32; OCP Microscaling Formats v1.0, section 5) and block-scaled FP8 (a 32-bit
-    scale for each block). Any other quantisation is a later choice, given by `--bits`.
-    """
-    config = f.values.get("quantization_config")
-    if not isinstance(config, Mapping):
-        return Fraction(dtype_bits)
-    q = Fields(f"{f.where}: quantization_config", config)
-    method = config.get("quant_method")
-    if method == "mxfp4":
-        return 4 + Fraction(8, 32)
-    if method == "fp8":
-        block = config.get("weight_block_size")
-        if (
-            not isinstance(block, list)
-            or len(block) != 2
-            or not all(type(n) is int and n > 0 for n in block)
-        ):
-            raise q.wrong("weight_block_size", "two positive whole numbers")
-        return 8 + Fraction(32, block[0] * block[1])
-    return Fraction(dtype_bits)
-
-
-def read_geometry(config: Mapping[str, object], where: str) -> ConfigGeometry:
+def read_geometry(
+    config: Mapping[str, object], where: str, *, any_bits: bool = False
+) -> ConfigGeometry:
     """Return the geometry of the model that `config` (a config.json as a dict) describes.
 
-    `where` names the file in errors. Raises CrispError for an unknown `model_type`, a missing or
-    impossible field, and a model without a single MoE layer.
+    `where` names the file in errors. any_bits: stored bits are given elsewhere, so that a
+    quantisation that is not understood does not matter. Raises CrispError for a missing or
+    impossible field, keys that are not understood, and a model without a single MoE layer.
     """
-    f = Fields(where, config)
-    model_type = config.get("model_type")
+    f = layouts.text_fields(Fields(where, config))
+    model_type = f.values.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if not isinstance(model_type, str):
-        raise f.wrong("model_type", f"one of {', '.join(FAMILIES)}")
-    if model_type not in FAMILIES:
-        raise CrispError(f"{where}: {unknown_name(model_type, FAMILIES, 'model_type')}")
-    family = FAMILIES[model_type]
-    d, n_layers = f.count("hidden_size"), f.count("num_hidden_layers")
-    experts = next((key for key in EXPERTS if key in config), EXPERTS[0])
-    n_experts, top_k = f.count(experts), f.count("num_experts_per_tok")
+        raise f.wrong("model_type", f"a name such as {', '.join(FAMILIES)}")
+    if family is None and not layouts.is_moe_config(f):
+        raise CrispError(
+            f"{where}: {unknown_name(model_type, FAMILIES, 'model_type')}; others are read by "
+            f"their keys, such as {layouts.EXPERTS[0]} and {layouts.TOP_K[0]}, which it lacks"
+        )
+    n_layers, d = layouts.layer_count(f), f.count(layouts.need(f, layouts.WIDTH, "its width"))
+    experts = layouts.need(f, layouts.EXPERTS, "the number of experts")
+    top = layouts.need(f, layouts.TOP_K, "the experts of a token")
+    n_experts, top_k = f.one_count(experts), f.one_count(top)
     if top_k > n_experts:
-        raise f.wrong("num_experts_per_tok", f"at most {experts}, {n_experts}")
-    moe_layers = tuple(i for i in range(n_layers) if family.is_moe(f, i))
+        raise f.wrong(top, f"at most {experts}, {n_experts}")
+    if family is None:
+        moe_layers = layouts.moe_layers(f, n_layers)
+    else:
+        moe_layers = tuple(i for i in range(n_layers) if family.is_moe(f, i))
     if not moe_layers:
         raise CrispError(f"{where}: no layer of this model is an MoE layer")
-    every = family.attention(f) + 2 * family.norm * d
-    moe = every + (d + family.router_bias) * n_experts + family.shared(f)
-    dense = every
-    if len(moe_layers) < n_layers:
-        dense += 3 * d * f.count("intermediate_size")
-    dtype_bits = _dtype_bits(f)
+    notes: tuple[str, ...] = ()
+    if family is None:
+        d_ff = f.one_count(layouts.need(f, layouts.NEURONS, "the neurons of an expert"))
+        moe, dense = layouts.estimated_dense_params(f, d, d_ff, n_experts)
+        notes = (ESTIMATED,)
+        d = f.count(f.first(layouts.INSIDE) or layouts.need(f, layouts.WIDTH, "its width"))
+    else:
+        d_ff = f.count(family.d_ff)
+        dense = family.attention(f) + 2 * family.norm * d
+        moe = dense + (d + family.router_bias) * n_experts + family.shared(f)
+        if len(moe_layers) < n_layers:
+            dense += 3 * d * f.count("intermediate_size")
+    dtype_bits = f.dtype_bits()
+    matrices = 2 if f.values.get("mlp_hidden_act") == "relu2" else 3
+    shape = ExpertShape(d, d_ff, matrices, moe_layers, model_type)
+    stored = StoredBits((Fraction(dtype_bits),) * len(moe_layers), None)
+    if not any_bits:
+        stored = stored_bits(f, dtype_bits, shape)
     return ConfigGeometry(
         n_layers=n_layers,
         moe_layers=moe_layers,
         n_experts=n_experts,
         top_k=top_k,
         d_model=d,
-        d_ff=f.count(family.d_ff),
+        d_ff=d_ff,
         dtype_bits=dtype_bits,
-        bits=_expert_bits(f, dtype_bits),
-        biases=family.biases,
+        bits=Fraction(sum(stored.each), len(stored.each)),
+        biases=family is not None and family.biases,
         dense_params=tuple(moe if i in set(moe_layers) else dense for i in range(n_layers)),
+        layer_bits=stored.each if len(set(stored.each)) > 1 else None,
+        matrices=matrices,
+        listed=family is not None,
+        notes=(*notes, *([stored.note] if stored.note else [])),
     )
+
+
+def read_config(
+    source: str | Path | Mapping[str, Any], name: str | None = None, *, any_bits: bool = False
+) -> tuple[ConfigGeometry, str]:
+    """Return the geometry in a Hugging Face config, and the model's name.
+
+    Both are those of `ModelSpec.from_config`.
+
+    any_bits: see `read_geometry`.
+    """
+    if isinstance(source, Mapping):
+        config: Mapping[str, Any] = source
+        name = name or Path(str(config.get("_name_or_path") or "")).name
+        name = name or str(config.get("model_type", "unnamed model"))
+        where = f"config of {name}"
+    else:
+        path = Path(source)
+        path = path / "config.json" if path.is_dir() else path
+        config, where = read_json(path), str(path)
+        name = name or (path.resolve().parent.name if path.stem == "config" else path.stem)
+    return read_geometry(config, where, any_bits=any_bits), name
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the object in a JSON file; CrispError names the file."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise CrispError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise CrispError(f"{path}: holds a {type(config).__name__}, expected a config object")
+    return config

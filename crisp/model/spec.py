@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -16,7 +14,8 @@ from typing import Any
 
 from crisp.errors import CrispError, unknown_name
 from crisp.model.builtin import CONFIGS
-from crisp.model.config import read_geometry
+from crisp.model.by_hand import read_by_hand
+from crisp.model.config import ConfigGeometry, read_config, read_json
 
 PAGE = 4096  # bytes; a block's stride is a multiple, so that O_DIRECT and DMA work
 STORE_INDEX = "store.json"  # what an expert store's folder holds beside its layers
@@ -28,7 +27,8 @@ class ModelSpec:
     """The layers, experts and bytes of one model. All counts are whole, all sizes exact.
 
     `bits` is the average over the routed experts' stored weights, group scales included;
-    `dtype_bits` is for everything else. A *block* is `block` neurons of one expert (a row of the
+    `layer_bits` are those of each MoE layer, where they differ; `dtype_bits` is for everything
+    else. A *block* is `block` neurons of one expert (a row of the
     gate, a row of the up and a column of the down matrix each), the unit of storage, loading and
     of any width; the last block of an expert may be shorter but takes as many bytes.
     """
@@ -47,6 +47,7 @@ class ModelSpec:
     dense_params: tuple[int, ...]  # per layer: what a token reads outside the routed experts
     block: int
     config_hash: str | None  # sha256 over the geometry of the config; None where there was none
+    layer_bits: tuple[Fraction, ...] | None = None  # [MoE layers]; None: `bits` in all of them
 
     def __post_init__(self) -> None:
         def must(good: bool, key: str, expected: str) -> None:
@@ -72,6 +73,14 @@ class ModelSpec:
             "dense_params",
             f"{self.n_layers} numbers, none negative",
         )
+        each = self.layer_bits
+        if each is not None:
+            must(
+                len(each) == len(layers) and all(0 < bits <= 64 for bits in each),
+                "layer_bits",
+                f"{len(layers)} numbers of more than 0 and at most 64",
+            )
+            must(sum(each) == self.bits * len(each), "bits", "the average of layer_bits")
 
     # -- sizes -----------------------------------------------------------------------------------
 
@@ -81,16 +90,23 @@ class ModelSpec:
         return -(-self.d_ff // self.block)
 
     @cached_property
+    def row_block_bytes(self) -> tuple[int, ...]:
+        """The bytes of one block in each MoE layer: its stride in the store, padding included."""
+        each = self.layer_bits or (self.bits,) * len(self.moe_layers)
+        return tuple(self._stride(bits) for bits in each)
+
+    @cached_property
     def block_bytes(self) -> int:
-        """The bytes of one block: its stride in the store, padding included."""
-        bits = self.block * self.matrices * self.d_model * self.bits
-        if self.biases:
-            bits += self.block * (self.matrices - 1) * max(self.bits, Fraction(BIAS_BITS))
-        return PAGE * math.ceil(bits / (8 * PAGE))
+        """The bytes of one block: of the largest, where layers differ, so that any fits."""
+        return max(self.row_block_bytes)
+
+    def block_bytes_of(self, layer: int) -> int:
+        """Return the bytes of one block of a MoE layer."""
+        return self.row_block_bytes[self.moe_layers.index(layer)]
 
     @cached_property
     def expert_bytes(self) -> int:
-        """The bytes of one routed expert at full width."""
+        """The bytes of one routed expert at full width: of the largest, where layers differ."""
         return self.n_blocks * self.block_bytes
 
     @cached_property
@@ -101,7 +117,21 @@ class ModelSpec:
     @cached_property
     def routed_bytes(self) -> int:
         """The bytes of all routed experts: what a budget in percent is a share of."""
-        return self.n_routed * self.expert_bytes
+        return self.n_experts * self.n_blocks * sum(self.row_block_bytes)
+
+    @property
+    def mean_block_bytes(self) -> float:
+        """The bytes of one block, on average over the layers."""
+        if self.layer_bits is None:
+            return self.block_bytes
+        return self.routed_bytes / (self.n_routed * self.n_blocks)
+
+    def _stride(self, weight_bits: Fraction) -> int:
+        """Return the bytes of a block whose weights take so many bits."""
+        bits = self.block * self.matrices * self.d_model * weight_bits
+        if self.biases:
+            bits += self.block * (self.matrices - 1) * max(weight_bits, Fraction(BIAS_BITS))
+        return PAGE * math.ceil(bits / (8 * PAGE))
 
     def neurons(self, first: int, last: int) -> int:
         """Return the neurons in blocks [first, last); an expert's last block may be shorter."""
@@ -124,17 +154,44 @@ class ModelSpec:
             raise CrispError(f"model {self.name}: has {self.n_layers} layers, {n} were requested")
         moe_layers = tuple(layer for layer in self.moe_layers if layer < n)
         dense_params = self.dense_params[:n]
+        cut = self
+        if self.layer_bits is not None and moe_layers:
+            cut = self.with_layer_bits(self.layer_bits[: len(moe_layers)], moe_layers)
         return dataclasses.replace(
-            self, n_layers=n, moe_layers=moe_layers, dense_params=dense_params
+            cut, n_layers=n, moe_layers=moe_layers, dense_params=dense_params
         )
+
+    def with_layer_bits(
+        self, bits: Sequence[Fraction], moe_layers: tuple[int, ...] | None = None
+    ) -> ModelSpec:
+        """Return this model with the stored bits of each MoE layer.
+
+        moe_layers: the layers they are of; None: its own.
+        """
+        each = tuple(bits)
+        return dataclasses.replace(
+            self,
+            moe_layers=self.moe_layers if moe_layers is None else moe_layers,
+            bits=Fraction(sum(each), max(len(each), 1)),
+            layer_bits=None if len(set(each)) == 1 else each,
+        )
+
+    def at_layer(self, layer: int) -> ModelSpec:
+        """Return this model with the stored bits of one MoE layer in all of them."""
+        if self.layer_bits is None:
+            return self
+        return self.with_(bits=self.layer_bits[self.moe_layers.index(layer)])
 
     def with_(
         self, *, bits: Fraction | None = None, block: int | None = None, top_k: int | None = None
     ) -> ModelSpec:
-        """Return this model with other stored bits, neurons per block or experts per token."""
+        """Return this model with other neurons per block or experts per token, or other stored
+        bits, then the same in all layers.
+        """
         return dataclasses.replace(
             self,
             bits=self.bits if bits is None else bits,
+            layer_bits=self.layer_bits if bits is None else None,
             block=self.block if block is None else block,
             top_k=self.top_k if top_k is None else top_k,
         )
@@ -142,9 +199,16 @@ class ModelSpec:
     # -- as JSON ---------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field, safe for JSON: tuples as lists, fractions as text."""
+        """Return every field, safe for JSON: tuples as lists, fractions as text.
+
+        `layer_bits` only where layers differ, so that earlier versions read all other models.
+        """
         fields = dataclasses.asdict(self)
         fields["bits"] = str(self.bits)
+        if self.layer_bits is None:
+            del fields["layer_bits"]
+        else:
+            fields["layer_bits"] = [str(bits) for bits in self.layer_bits]
         fields["moe_layers"] = list(self.moe_layers)
         fields["dense_params"] = list(self.dense_params)
         return fields
@@ -152,7 +216,7 @@ class ModelSpec:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], where: str = "model") -> ModelSpec:
         """Return the spec of a `to_dict`; `where` names the source in errors."""
-        values = dict(fields)
+        values = {"layer_bits": None, **fields}
         kinds = {field.name: str(field.type) for field in dataclasses.fields(cls)}
         for key in sorted(kinds.keys() ^ values.keys()):
             state = "missing" if key in kinds else "not known"
@@ -163,6 +227,8 @@ class ModelSpec:
             if kinds[key] == "tuple[int, ...]":
                 values[key] = tuple(value)
         values["bits"] = Fraction(values["bits"])
+        if values["layer_bits"] is not None:
+            values["layer_bits"] = tuple(map(Fraction, values["layer_bits"]))
         return cls(**values)
 
     # -- from outside ----------------------------------------------------------------------------
@@ -174,32 +240,24 @@ class ModelSpec:
         """Read the model of a Hugging Face config: a folder with config.json, a file or a dict.
 
         The name is `name`, else the folder's (of a dict: the last part of its `_name_or_path`,
-        else its `model_type`).
-        Families: see `crisp.model.config.FAMILIES`. Raises CrispError naming the file and the key.
+        else its `model_type`). Raises CrispError naming the file and the key.
         """
-        if isinstance(source, Mapping):
-            config: Mapping[str, Any] = source
-            name = name or Path(str(config.get("_name_or_path") or "")).name
-            name = name or str(config.get("model_type", "unnamed model"))
-            where = f"config of {name}"
-        else:
-            path = Path(source)
-            path = path / "config.json" if path.is_dir() else path
-            config, where = _read_json(path), str(path)
-            name = name or (path.resolve().parent.name if path.stem == "config" else path.stem)
-        geometry = read_geometry(config, where)
-        facts = json.dumps(dataclasses.asdict(geometry), sort_keys=True, default=str)
+        return cls.from_geometry(*read_config(source, name))
+
+    @classmethod
+    def from_geometry(cls, geometry: ConfigGeometry, name: str) -> ModelSpec:
+        """Return the model of a config's geometry."""
+        keys = {field.name for field in dataclasses.fields(cls)}
         return cls(
             name=name,
-            matrices=3,  # every family read so far has a gate
             block=math.ceil(Fraction(geometry.d_ff, 8 * 16)) * 16,
-            config_hash=hashlib.sha256(facts.encode()).hexdigest(),
-            **{f.name: getattr(geometry, f.name) for f in dataclasses.fields(geometry)},
+            config_hash=geometry.digest(),
+            **{key: value for key, value in vars(geometry).items() if key in keys},
         )
 
     @classmethod
     def named(cls, name_or_path: str | Path) -> ModelSpec:
-        """Return a built-in model by name, or read the config or the expert store at a path.
+        """Return a built-in model by name, or read a config, an expert store or a TOML file.
 
         Raises CrispError with the nearest built-in name.
         """
@@ -207,7 +265,9 @@ class ModelSpec:
             return BUILTIN[str(name_or_path)]
         index = Path(name_or_path) / STORE_INDEX
         if index.exists():
-            return cls.from_dict(_read_json(index).get("spec", {}), str(index))
+            return cls.from_dict(read_json(index).get("spec", {}), str(index))
+        if Path(name_or_path).suffix == ".toml":
+            return cls(**read_by_hand(Path(name_or_path)))
         if Path(name_or_path).exists():
             return cls.from_config(name_or_path)
         raise unknown_name(str(name_or_path), BUILTIN, "model")
@@ -234,20 +294,10 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
     "bool": lambda value: isinstance(value, bool),
     "Fraction": _fraction,
     "tuple[int, ...]": lambda value: isinstance(value, list) and all(map(_whole, value)),
+    "tuple[Fraction, ...] | None": lambda value: (
+        value is None or (isinstance(value, list) and all(map(_fraction, value)))
+    ),
 }
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; CrispError names the file."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise CrispError(f"{path}: is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CrispError(f"{path}: holds a {type(config).__name__}, expected a config object")
-    return config
 
 
 BUILTIN = {name: ModelSpec.from_config(config, name) for name, config in CONFIGS.items()}

@@ -6,6 +6,7 @@ names.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -164,7 +165,10 @@ class Budget:
     def capacity(self, spec: ModelSpec, cache: Cache) -> list[int]:
         """Return the blocks that each part may hold: one number a MoE layer, or one for all.
 
-        Floored to whole units; scope ``layer`` gives the remainder to the first layers.
+        Floored to whole units; scope ``layer`` gives the remainder to the first layers. Where the
+        layers' blocks differ in size, scope ``layer`` counts each layer's own, and bytes buy the
+        most units whose split costs no more; scope ``global`` counts every block as the largest,
+        for any may come to stand in its place.
         """
         layers, n, blocks = len(spec.moe_layers), spec.n_experts, spec.n_blocks
         per_unit = blocks if cache.unit == "expert" else 1
@@ -172,7 +176,7 @@ class Budget:
         if self.share is not None:
             units = int(self.share * units)
         else:
-            held = (self.n_bytes or 0) // (per_unit * spec.block_bytes)
+            held = self._units_of_bytes(spec, cache, per_unit)
             if held > units:
                 raise CrispError(
                     f"budget '{self.text}': more than all routed experts "
@@ -183,6 +187,25 @@ class Budget:
             return [units * per_unit]
         each, more = divmod(units, layers)
         return [(each + (layer < more)) * per_unit for layer in range(layers)]
+
+    def _units_of_bytes(self, spec: ModelSpec, cache: Cache, per_unit: int) -> int:
+        """Return how many units of so many blocks the bytes buy."""
+        n_bytes = self.n_bytes or 0
+        if spec.layer_bits is None or cache.scope == "global":
+            return n_bytes // (per_unit * spec.block_bytes)
+        sizes = [per_unit * size for size in spec.row_block_bytes]
+        each, left = divmod(n_bytes, sum(sizes))
+        more = 0
+        while more < len(sizes) and sum(sizes[: more + 1]) <= left:
+            more += 1
+        return each * len(sizes) + more
+
+
+def capacity_bytes(spec: ModelSpec, capacity: Sequence[int]) -> int:
+    """Return the bytes that parts of so many blocks take, as `Budget.capacity` counts them."""
+    if len(capacity) == len(spec.moe_layers) > 1:
+        return sum(n * size for n, size in zip(capacity, spec.row_block_bytes, strict=True))
+    return min(sum(capacity) * spec.block_bytes, spec.routed_bytes)
 
 
 def static_residents(spec: ModelSpec, profile: Profile, cache: Cache, room: Array) -> list[int]:

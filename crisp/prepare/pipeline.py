@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from crisp.checkpoint.admission import AdmittedModel, admit
 from crisp.checkpoint.expert_tensors import expert_tensors
-from crisp.checkpoint.files import open_checkpoint, refuse_prepared, weights_digest
+from crisp.checkpoint.files import refuse_prepared, weights_digest
 from crisp.errors import CrispError
 from crisp.files import atomic, check_new_folder
 from crisp.model.spec import ModelSpec
@@ -39,6 +40,7 @@ from crisp.prepare.width_losses import LEAST, measured_widths, temporarily_reord
 from crisp.profile import dominant
 from crisp.profile.metadata import FILE, POINTS, Metadata
 from crisp.profile.router_weights import QUANTILES, quantiles
+from crisp.text_windows import check_texts
 from crisp.version import TOOL
 
 
@@ -48,7 +50,8 @@ def prepare(source: Path, out: Path, request: PreparationRequest, report: Report
     Called again after a kill it resumes. report: called with (stage, done, total). Raises
     CrispError for what cannot be prepared, before any work where that can be known.
     """
-    spec = _geometry(source, request)
+    admitted = _admit(source, request)
+    source, spec = admitted.source.folder, admitted.spec.with_(block=request.block)
     refuse_prepared(source)
     check_place(out, source)
     digest = request.digest(source)
@@ -56,7 +59,7 @@ def prepare(source: Path, out: Path, request: PreparationRequest, report: Report
         return Metadata.load(out / FILE)
     check_new_folder(out)
     inputs = read_inputs(source, request)
-    expert_tensors(open_checkpoint(source), inputs.layout)  # refused now, not after the work
+    expert_tensors(admitted.checkpoint, inputs.layout)  # refused now, not after the work
     with PreparationFolder.open(out, digest) as work:
         measurements = measure(inputs, request, report, work)
         scores = neuron_scores(request.order, measurements.calibration, measurements.experts)
@@ -75,7 +78,7 @@ def prepare(source: Path, out: Path, request: PreparationRequest, report: Report
                 progress=lambda done, total: report(REORDERING, done, total),
                 done=work.folder / "reordered",
             )
-        facts = {"source": source.resolve().name, "seconds": work.seconds}
+        facts = {"source": admitted.source.name, "seconds": work.seconds}
         metadata = _metadata(spec, request, inputs, measurements, orders, weights, facts)
         metadata.save(model / FILE)
         with atomic(model / "README.md") as temporary:
@@ -90,7 +93,7 @@ def refresh(folder: Path, request: PreparationRequest, report: Report) -> Metada
     Counts, roles, curves and contributions are new; the weights and the order of their neurons
     stay. Nothing is written.
     """
-    _geometry(folder, request)
+    folder = _admit(folder, request).source.folder
     before = prepared_metadata(folder)
     before.check_weights(weights_digest(folder), str(folder))
     inputs = read_inputs(folder, request)
@@ -117,15 +120,10 @@ def prepared_metadata(folder: Path) -> Metadata:
     return Metadata.load(folder / FILE)
 
 
-def _geometry(source: Path, request: PreparationRequest) -> ModelSpec:
-    """Return the model's geometry; CrispError for what can be refused before any work."""
-    if not source.is_dir():
-        raise CrispError(f"{source}: is no folder; one with a transformers checkpoint was expected")
-    open_checkpoint(source)
-    for path in request.texts:
-        if not path.is_file():
-            raise CrispError(f"{path}: no such file; a text was expected")
-    return ModelSpec.from_config(source).with_(block=request.block)
+def _admit(source: Path, request: PreparationRequest) -> AdmittedModel:
+    """Return the model; CrispError for what can be refused before any work."""
+    check_texts(request.texts)
+    return admit(source, tokenizer=True, geometry=True)
 
 
 def _readme(metadata: Metadata) -> str:

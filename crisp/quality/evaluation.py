@@ -12,6 +12,7 @@ from crisp.adapter.widths import Watch
 from crisp.checkpoint.loading import LoadedModel
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
+from crisp.policy.cache import capacity_bytes
 from crisp.policy.widths.base import Tiered
 from crisp.profile import Profile, tiers
 from crisp.progress import Progress, no_progress
@@ -91,7 +92,7 @@ def evaluate(
             "renormalize": renormalize,
             "budget": budget and _describe_budget(budget, spec, policy),
             "block": spec.block,
-            "block_bytes": spec.block_bytes,
+            "block_bytes": spec.mean_block_bytes,
             "expert_blocks": spec.n_blocks,
             "texts": list(windows.dataset),
             "windows": len(windows.tokens),
@@ -130,11 +131,12 @@ def geometry(loaded: LoadedModel, block: int | None = None) -> ModelSpec:
 
 def _describe_budget(budget: Budget, spec: ModelSpec, policy: Policy) -> dict[str, Any]:
     """Return a budget as it was requested, and what of it is used."""
-    blocks = sum(budget.capacity(spec, policy.cache))
+    capacity = budget.capacity(spec, policy.cache)
+    blocks = sum(capacity)
     return {
         "asked": budget.text,
         "blocks": blocks,
-        "bytes": blocks * spec.block_bytes,
+        "bytes": capacity_bytes(spec, capacity),
         "share": blocks / (spec.n_routed * spec.n_blocks),
     }
 
@@ -160,7 +162,7 @@ def _scores_of_text(scores: Scores, number: int) -> Scores:
 
 def _costs(tally: ExecutionTally, spec: ModelSpec) -> dict[str, float | None]:
     """Return bytes and counts per token fed; bytes as stored, whatever type was computed in."""
-    rows, size = tally.rows, spec.block_bytes
+    rows, size = tally.rows, spec.mean_block_bytes
     full = rows * len(spec.moe_layers) * spec.top_k * spec.n_blocks
     costs: dict[str, float | None] = {
         "bytes_touched_per_token": tally.touched * size / rows,

@@ -13,6 +13,7 @@ from crisp.errors import CrispError, check_whole, unknown_name
 from crisp.hardware.profile import CostModel, HardwareProfile, cost_model
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
+from crisp.policy.cache import capacity_bytes
 from crisp.policy.prefetch import PROFILE, ROUTER
 from crisp.profile import Profile, Transitions
 from crisp.scheduler.assembly import new_scheduler, starting_state
@@ -157,7 +158,8 @@ class Case:
 
     def settings(self, engine: str, hardware: dict[str, Any] | None) -> dict[str, Any]:
         """Return all settings, resolved, safe for JSON: what two runs must share to be compared."""
-        header, blocks = self.trace.header, sum(self.capacity())
+        header, capacity = self.trace.header, self.capacity()
+        blocks = sum(capacity)
         profile = {"sha256": self.profile.digest(), "from": self.split}
         if self.policy.prefetch.source == PROFILE:
             profile["trace"] = self._counted().digest()
@@ -178,7 +180,7 @@ class Case:
             "budget": {
                 "asked": self.budget.text,
                 "blocks": blocks,
-                "bytes": blocks * self.spec.block_bytes,
+                "bytes": capacity_bytes(self.spec, capacity),
                 "share": blocks / (self.spec.n_routed * self.spec.n_blocks),
             },
             **vars(self.conditions),

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Prefetched(Protocol):
-    """Numbers of prefetched blocks, by what became of them."""
+    """Bytes of prefetched blocks, by what became of them."""
 
     @property
-    def useful(self) -> int:
+    def useful_bytes(self) -> int:
         """Blocks that were there when their event started, and asked for."""
 
     @property
-    def late(self) -> int:
+    def late_bytes(self) -> int:
         """Blocks that were asked for while still in flight."""
 
     @property
-    def wasted(self) -> int:
+    def wasted_bytes(self) -> int:
         """Blocks that nothing asked for in time."""
+
+
+class FewestLoads(NamedTuple):
+    """The least that any cache could have loaded: see `crisp.scheduler.belady_bound`.
+
+    The two need not be of one run: where layers share a budget and their blocks differ in size, the
+    bytes are those of so many of the smallest.
+    """
+
+    blocks: int
+    n_bytes: int
 
 
 class Decided(Protocol):
@@ -47,6 +58,10 @@ class Decided(Protocol):
     @property
     def blocks_loaded(self) -> int:
         """Blocks of all requests, prefetches included."""
+
+    @property
+    def bytes_loaded(self) -> int:
+        """Their bytes."""
 
     @property
     def ahead(self) -> Prefetched | None:

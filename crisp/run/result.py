@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from crisp.errors import CrispError, InvariantError
 from crisp.files import atomic
+from crisp.hardware.cost import costs_by_row
 from crisp.hardware.energy import Energy, StateDurations
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
-from crisp.run.counters import Decided
+from crisp.run.counters import Decided, FewestLoads
 from crisp.run.schema import check
 from crisp.run.timeline import RunTotals, StepLog, StepTimes
 from crisp.trace import DECODE
@@ -130,14 +131,14 @@ def finish(
     initial: Sequence[int] | None,
     energy: Callable[[StateDurations], Energy | str],
     host: HostTimes | None = None,
-    belady: int | None = None,
+    belady: FewestLoads | None = None,
     sequence: npt.NDArray[np.int32] | None = None,
 ) -> Run:
     """Return the run that has ended, with its metrics.
 
     cost: of a simulated machine; None: times were measured, and bounds are unknown. initial: blocks
     of each expert that were resident from the start. energy: joules from how long which streams
-    were busy, or why there are none. host: of a measured run. belady: the fewest blocks that any
+    were busy, or why there are none. host: of a measured run. belady: the least that any
     cache could have loaded, see `crisp.scheduler.belady_bound`, and sequence: of each row of the
     trace; both of a simulated run.
 
@@ -154,7 +155,7 @@ def finish(
     states = StateDurations(total_ns - sums.link - busy + both, sums.link - both, busy - both, both)
     _check(scheduler, sums, states, total_ns, belady, timed=cost is not None)
     stall = total_ns - busy
-    n_bytes = blocks * spec.block_bytes
+    n_bytes = scheduler.bytes_loaded
 
     metrics: dict[str, int | float | None] = {
         "total_ns": total_ns,
@@ -165,7 +166,7 @@ def finish(
         "skipped": skipped,
         "blocks_loaded": blocks,
         "bytes_loaded": n_bytes,
-        "initial_bytes": sum(initial or ()) * spec.block_bytes,
+        "initial_bytes": _initial_bytes(spec, initial or ()),
         "bytes_per_token": n_bytes / tokens,
         "hit_rate": _share(scheduler.hits, scheduler.tasks),
         "partial_hit_rate": _share(scheduler.partial_hits, scheduler.tasks),
@@ -210,7 +211,7 @@ def finish(
 
     for name in ("useful", "late", "wasted"):
         key = f"prefetch_{name}_bytes"
-        metrics[key] = None if ahead is None else getattr(ahead, name) * spec.block_bytes
+        metrics[key] = None if ahead is None else getattr(ahead, f"{name}_bytes")
         if ahead is None:
             why[key] = "the policy does not prefetch"
 
@@ -244,7 +245,7 @@ def _bounds(
     cost: CostModel | None,
     sums: RunTotals,
     n_bytes: int,
-    belady: int | None,
+    belady: FewestLoads | None,
     steps: int,
 ) -> tuple[dict[str, float | None], dict[str, str]]:
     """Return (lower bounds of time in ms and of bytes, the reasons of those that are None)."""
@@ -257,7 +258,7 @@ def _bounds(
         why = dict.fromkeys(bounds, reason)
         why["belady_bytes_per_token"] = "it is counted of simulated runs"
         return bounds, why
-    fewest = belady * spec.block_bytes
+    fewest = belady.n_bytes
     bounds |= {
         "belady_bytes_per_token": fewest,
         "io_bound_ms_per_token": cost.io_bound(n_bytes) / 1e6,
@@ -267,9 +268,21 @@ def _bounds(
     }
     if cost.memory_bandwidth is None:
         return bounds, {"memory_bound_ms_per_token": "link and compute share no memory"}
-    traffic = cost.load_traffic(n_bytes) + cost.compute_traffic(0, sums.blocks_computed)
+    computed = sums.computed_by_layer()
+    by_row = zip(spec.moe_layers, costs_by_row(cost, spec), strict=True)
+    traffic = cost.load_traffic(n_bytes)
+    traffic += sum(own.compute_traffic(0, computed.get(layer, 0)) for layer, own in by_row)
     traffic += sum(cost.layer_traffic(layer) for layer in range(spec.n_layers)) * steps
     return bounds | {"memory_bound_ms_per_token": traffic / cost.memory_bandwidth * 1e3}, {}
+
+
+def _initial_bytes(spec: ModelSpec, initial: Sequence[int]) -> int:
+    """Return the bytes of what was resident from the start: blocks of each expert."""
+    n = spec.n_experts
+    return sum(
+        sum(initial[row * n : (row + 1) * n]) * size
+        for row, size in enumerate(spec.row_block_bytes)
+    )
 
 
 def _share(part: int, whole: int) -> float | None:
@@ -281,7 +294,7 @@ def _check(
     sums: RunTotals,
     states: StateDurations,
     total_ns: int,
-    belady: int | None,
+    belady: FewestLoads | None,
     timed: bool,
 ) -> None:
     """Raise InvariantError unless sums counted in different places agree; timed: by a model."""
@@ -291,7 +304,11 @@ def _check(
             0 <= scheduler.blocks_loaded - sums.blocks_landed <= (scheduler.ahead is not None)
         ),
         "fewer blocks were loaded than any cache could": (
-            belady is None or belady <= scheduler.blocks_loaded
+            belady is None
+            or (
+                belady.blocks <= scheduler.blocks_loaded
+                and belady.n_bytes <= scheduler.bytes_loaded
+            )
         ),
         "the states do not add up to the run": min(vars(states).values()) >= 0
         and states.total == total_ns,

@@ -14,6 +14,7 @@ from crisp.errors import CrispError, check_whole, wrong_type
 from crisp.files import check_path
 from crisp.hardware.measured import check_store
 from crisp.hardware.profile import HardwareProfile
+from crisp.model.geometry import ReadModel, read_named
 from crisp.model.spec import STORE_INDEX, ModelSpec
 from crisp.policy import Budget, Policy, named
 from crisp.run.case import Case, Conditions
@@ -42,6 +43,7 @@ class Setup:
     machine: str  # what it runs on, in a few words
     hardware: HardwareProfile | None  # None: no simulated one, and none was asked for
     conditions: Conditions
+    notes: tuple[str, ...] = ()  # where numbers of the model are from that one would not expect
 
     def policy(self, name: str, **parts: Any) -> Policy:
         """Return a named policy, with parts replaced as `crisp.policy.policy` takes them."""
@@ -94,31 +96,36 @@ def load_setup(
     top_k: int | None = None,
     layers: int | None = None,
     load: Callable[[TraceSource], LoadedInputs] = load_inputs,
+    read: ReadModel = read_named,
 ) -> Setup:
     """Load a trace, by name or path, and fit a model's geometry to it.
 
-    model: a geometry, or a built-in model, a config.json or a store; None: the traced one.
+    model: a geometry, or a built-in model, a config.json, a store or a TOML file; None: the traced
+    one.
     hardware: what is simulated, if anything is, and machine: what runs instead, in a few words.
     profile, metadata: where counts of combinations come from instead of the trace's first half.
     bits: stored bits of a routed weight. block: neurons of a block. top_k: the trace's k, where it
-    is not the model's. layers: leading layers that are run. load: how a source is loaded.
+    is not the model's. layers: leading layers that are run. load: how a source is loaded. read: how
+    a model is read by its name or path.
 
     Raises CrispError for anything that does not fit together, and for values of other types.
     """
     path = resolve_trace(check_path(trace, "trace"))
     source = TraceSource.resolve(path, profile=profile, metadata=metadata, layers=layers)
     _check_types(hardware, conditions, bits, {"block": block, "top_k": top_k})
+    stored = None
+    if bits is not None:
+        stored = parse_fraction(bits if isinstance(bits, Fraction) else str(bits), "--bits")
     spec, index = None, None
+    notes: tuple[str, ...] = ()
     if isinstance(model, ModelSpec):
         spec = model
     elif model is not None:
         index = check_path(model, "model") / STORE_INDEX
-        spec = ModelSpec.named(model)
+        geometry = read(model, stored)
+        spec, notes = geometry.spec, geometry.notes
     if index is not None and index.exists() and hardware is not None and hardware.tables:
         check_store(hardware.tables, json.loads(index.read_bytes()), hardware.name)
-    stored = None
-    if bits is not None:
-        stored = parse_fraction(bits if isinstance(bits, Fraction) else str(bits), "--bits")
     inputs = load(source)
     if spec is None:
         recorded = inputs.trace.header.spec
@@ -141,6 +148,7 @@ def load_setup(
         machine=machine or (hardware.name if hardware else "unknown"),
         hardware=hardware,
         conditions=conditions or Conditions(),
+        notes=notes,
     )
     setup.rows()  # raises CrispError
     return setup

@@ -91,6 +91,10 @@ class RunTotals:
         """Return the sha256 of the timeline; None: there is none."""
         return None
 
+    def computed_by_layer(self) -> dict[int, int]:
+        """Return the blocks computed in each MoE layer, as a timeline counts them."""
+        return {}
+
 
 class TimelineTotals(RunTotals):
     """Sums over a timeline that is fed block by block."""
@@ -100,6 +104,7 @@ class TimelineTotals(RunTotals):
         self._by_block = by_block
         self._until = 0  # all before this has been counted
         self._rows = hashlib.sha256()
+        self._computed = np.zeros(0, np.int64)  # [layers]: blocks
 
     def add(self, rows: Rows, now: int, link_since: int | None) -> None:
         """Count the intervals that ended up to ``now``, and check that none overlap."""
@@ -121,7 +126,11 @@ class TimelineTotals(RunTotals):
         self.compute_hidden += int(hidden[of_experts].sum())
         self.layer_hidden += int(hidden[~of_experts].sum())
         self.blocks_landed += int(rows[on_link, BLOCKS].sum())
-        self.blocks_computed += int(rows[kind == COMPUTE, BLOCKS].sum())
+        computed = rows[kind == COMPUTE]
+        self.blocks_computed += int(computed[:, BLOCKS].sum())
+        blocks = np.bincount(computed[:, LAYER_ID], computed[:, BLOCKS], len(self._computed))
+        blocks[: len(self._computed)] += self._computed
+        self._computed = blocks.astype(np.int64)
         self.alone += int(rows[~on_link, ALONE].sum())
         self.order_bound += int(rows[kind == LAYER, ALONE].sum()) + self._best_orders(rows)
         self._until = now
@@ -129,6 +138,9 @@ class TimelineTotals(RunTotals):
     def digest(self) -> str:
         """Return the sha256 of all rows so far: a file of them is this run's, and no other's."""
         return self._rows.hexdigest()
+
+    def computed_by_layer(self) -> dict[int, int]:
+        return dict(enumerate(self._computed.tolist()))
 
     def _best_orders(self, rows: Rows) -> int:
         """Return the summed makespans of ``rows``' events; at granularity block a block is a job.
@@ -154,7 +166,7 @@ class StepTimes:
 
     end_ns: Ints
     rows: Ints
-    blocks: Ints  # issued on the link until then, from the start of the run
+    n_bytes: Ints  # issued on the link until then, from the start of the run
     sequence: npt.NDArray[np.int32]  # of the first row
     phase: npt.NDArray[np.uint8]
 
@@ -165,17 +177,17 @@ class StepLog:
     def __init__(self) -> None:
         self._values = array("q")
 
-    def add(self, step: Step, end_ns: int, blocks: int = 0) -> None:
-        """Log that a step has ended; the next one begins at once. blocks: issued until then."""
+    def add(self, step: Step, end_ns: int, n_bytes: int = 0) -> None:
+        """Log that a step has ended; the next one begins at once. n_bytes: issued until then."""
         self._values.extend(
-            (end_ns, len(step.rows), step.phase, step.opens, step.closes, blocks, step.rows[0])
+            (end_ns, len(step.rows), step.phase, step.opens, step.closes, n_bytes, step.rows[0])
         )
 
-    def add_all(self, steps: Sequence[Step], ends: Ints, blocks: Ints) -> None:
+    def add_all(self, steps: Sequence[Step], ends: Ints, n_bytes: Ints) -> None:
         """Log that steps have ended, one after the other, at ``ends`` [steps]."""
         table = np.empty((len(steps), 7), np.int64)
         rows, *more = zip(*steps, strict=True)
-        columns: list[Any] = [ends, [*map(len, rows)], *more, blocks, [*map(itemgetter(0), rows)]]
+        columns: list[Any] = [ends, [*map(len, rows)], *more, n_bytes, [*map(itemgetter(0), rows)]]
         for place, column in enumerate(columns):
             table[:, place] = column
         self._values.frombytes(table.tobytes())
@@ -187,9 +199,9 @@ class StepLog:
 
     def steps(self, sequence: npt.NDArray[np.int32]) -> StepTimes:
         """Return when steps ended and what they loaded; sequence: of each row of the trace."""
-        end, rows, phase, _, _, blocks, first = self._table().T
+        end, rows, phase, _, _, n_bytes, first = self._table().T
         return StepTimes(
-            end.copy(), rows.copy(), blocks.copy(), sequence[first], phase.astype(np.uint8)
+            end.copy(), rows.copy(), n_bytes.copy(), sequence[first], phase.astype(np.uint8)
         )
 
     def _table(self) -> Ints:

@@ -25,8 +25,11 @@ class ClaimedBlocks(NamedTuple):
 class PrefetchQueue:
     """The blocks to fetch next, and what became of those that were."""
 
-    def __init__(self, store: Residency, n_experts: int, n_blocks: int) -> None:
-        self._store = store
+    def __init__(
+        self, store: Residency, n_experts: int, n_blocks: int, block_bytes: Sequence[int]
+    ) -> None:
+        """block_bytes: of a block in each MoE layer."""
+        self._store, self._block_bytes = store, block_bytes
         self._experts, self._blocks = n_experts, n_blocks
         self._row, self._part = 0, 0  # the layer predicted for
         self._predicted: Sequence[int] = ()
@@ -34,7 +37,7 @@ class PrefetchQueue:
         self._staged: dict[int, int] = {}  # entry -> blocks in staging, one in flight included
         self._fetched: dict[int, tuple[int, int]] = {}  # entry -> first block fetched, how many
         self._flight: Fetch | None = None
-        self.useful = self.late = self.wasted = 0  # blocks
+        self.useful_bytes = self.late_bytes = self.wasted_bytes = 0
 
     def predict(self, row: int, experts: Sequence[int]) -> None:
         """Queue the experts of the next event, of MoE layer ``row``; drop what was not issued."""
@@ -72,9 +75,10 @@ class PrefetchQueue:
         first, fetched = self._fetched.pop(entry, (0, 0))
         if fetched:
             useful = max(0, min(width, here) - first)
-            self.useful += useful
-            self.late += late is not None
-            self.wasted += fetched - useful - (late is not None)
+            size = self._block_bytes[entry // self._experts]
+            self.useful_bytes += useful * size
+            self.late_bytes += (late is not None) * size
+            self.wasted_bytes += (fetched - useful - (late is not None)) * size
         return ClaimedBlocks(here, taken, late)
 
     def drop_rest(self) -> None:
@@ -82,7 +86,8 @@ class PrefetchQueue:
         base = self._row * self._experts
         predicted = [base + expert for expert in self._predicted]
         self._store.release(predicted, self._part, PREDICTED)
-        self.wasted += sum(fetched for _, fetched in self._fetched.values())
+        wasted = sum(fetched for _, fetched in self._fetched.values())
+        self.wasted_bytes += wasted * self._block_bytes[self._row]
         for entry, staged in self._staged.items():
             self._discard(entry, staged)
         self._fetched.clear()

@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 
 from crisp.errors import CrispError
 from crisp.extensions import origin_of
+from crisp.hardware.cost import costs_by_row
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.policy import Policy
@@ -63,14 +64,17 @@ class EventScheduler:
             )
         self.ahead: PrefetchQueue | None = None
         if policy.prefetch.active:
-            self.ahead = PrefetchQueue(self.residency, spec.n_experts, spec.n_blocks)
+            self.ahead = PrefetchQueue(
+                self.residency, spec.n_experts, spec.n_blocks, spec.row_block_bytes
+            )
         self._prefetch = policy.prefetch
         self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
         self._used: list[list[int]] = [[] for _ in self._rows]  # tasks of each layer's last event
         self._experts = spec.n_experts
         self._order, self._rule = policy.order, policy.order.rule
         self._plugged_order = origin_of("order", policy.order.name) is not None
-        self._cost, self._block_bytes = cost, spec.block_bytes
+        self._cost, self._block_bytes = cost, spec.row_block_bytes
+        self._costs = None if cost is None else costs_by_row(cost, spec)
         self._upto = [spec.neurons(0, blocks) for blocks in range(spec.n_blocks + 1)]
         self._sequential = policy.order.sequential
         self._by_block = granularity == "block"
@@ -87,7 +91,7 @@ class EventScheduler:
         self.done = True  # whether every task of the event has been computed
         self.wants_link = False  # whether `next_load` may have something to issue
         self.event = -1
-        self.tasks = self.hits = self.partial_hits = self.blocks_loaded = 0
+        self.tasks = self.hits = self.partial_hits = self.blocks_loaded = self.bytes_loaded = 0
 
     def start(self, layer: int, tasks: list[Task], guess: Sequence[int] = ()) -> None:
         """Begin an event: its tasks by first appearance, and the trace's guess for the next layer.
@@ -112,7 +116,9 @@ class EventScheduler:
         """
         if self._next == len(self._pending):
             load = self.ahead.next() if self.ahead is not None else None
-            self.blocks_loaded += load is not None
+            if load is not None:
+                self.blocks_loaded += 1
+                self.bytes_loaded += self._block_bytes[load.row]
             return load
         task = self._pending[self._next]
         if self._sequential and task.rank != self._turn:
@@ -127,6 +133,7 @@ class EventScheduler:
         blocks = 1 if self._by_block else task.width - first
         task.issued = first + blocks
         self.blocks_loaded += blocks
+        self.bytes_loaded += blocks * self._block_bytes[self._row]
         if task.issued == task.width:
             self._next += 1
             self.wants_link = self.ahead is not None or self._next < len(self._pending)
@@ -270,6 +277,7 @@ class EventScheduler:
     def _times(self, task: Task, missing: int) -> tuple[int, int]:
         """Return (ns to load the missing blocks, ns to compute all of it), by the cost model."""
         assert self._cost is not None
-        load_ns = self._cost.load(missing * self._block_bytes) if missing else 0
+        assert self._costs is not None
+        load_ns = self._cost.load(missing * self._block_bytes[self._row]) if missing else 0
         neurons = task.neurons(0, task.width, self._upto)
-        return load_ns, self._cost.compute(0, task.width, neurons)
+        return load_ns, self._costs[self._row].compute(0, task.width, neurons)

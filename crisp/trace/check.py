@@ -29,6 +29,7 @@ OPTIONAL = ("weights", "guess", "token")
 ORIGINS = ("captured", "imported", "synthetic")
 
 _ENTRIES = 1 << 20  # (row, layer, rank) entries checked at a time
+MOST_WEIGHT = 65_504
 _INFINITE, _SIGN = 0x7C00, 0x8000  # bit patterns of float16
 
 
@@ -161,6 +162,20 @@ def _find_bad_expert(experts: Array, n_experts: int, what: str = "expert") -> Fa
                 f"{what}s {_format_list(experts[row, layer])}; {ranks[a][row, layer]} twice",
             )
     return None
+
+
+def half_weights(weights: npt.NDArray[Any], where: str) -> npt.NDArray[np.float16]:
+    """Return router weights as traces keep them; CrispError for a number beyond float16.
+
+    Numbers that are infinite or none stay so, and are refused when the trace is checked.
+    """
+    largest = float(np.max(weights, where=np.isfinite(weights), initial=0.0))
+    if largest > MOST_WEIGHT:
+        raise CrispError(
+            f"{where}: weight {largest:g} found; expected at most {MOST_WEIGHT:,}, the largest "
+            "number of float16, in which traces keep weights"
+        )
+    return weights.astype(np.float16)
 
 
 def _find_bad_weight(weights: Array, experts: Array, ordered: bool) -> Fault | None:

@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from crisp.adapter import ExpertLayout, Experts, expert_layout
+from crisp.checkpoint.admission import admit
 from crisp.checkpoint.conversion import Conversion
-from crisp.checkpoint.files import Checkpoint, open_checkpoint, weights_digest
-from crisp.checkpoint.loading import (
-    LoadedModel,
-    load_config,
-    load_tokenizer,
-    model_without_weights,
-    one_line_errors,
-)
+from crisp.checkpoint.files import Checkpoint, weights_digest
+from crisp.checkpoint.geometry.read import read_folder
+from crisp.checkpoint.loading import LoadedModel, model_without_weights, one_line_errors
 from crisp.checkpoint.skeleton import compute_buffers, set_tensor
+from crisp.checkpoint.source import find_model
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.hw.store.checkpoint_experts import ExpertReader, locate_experts
@@ -63,8 +60,9 @@ def open_resident(
     Raises CrispError for a checkpoint that is incomplete or does not fit its config, a model that
     is not understood, and another model's store.
     """
-    checkpoint, config = open_checkpoint(folder), load_config(folder)
-    spec = same_geometry(folder, store)
+    admitted = admit(folder, tokenizer=True, geometry=True)
+    folder, checkpoint, config = admitted.source.folder, admitted.checkpoint, admitted.config
+    spec = _same_geometry(admitted.spec, folder, store)
     _same_weights(checkpoint, store, verify, progress)
     torch, transformers = import_extra("torch"), import_extra("transformers")
     kind = config.dtype or _kind(checkpoint)
@@ -95,9 +93,9 @@ def open_resident(
             model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     loaded = LoadedModel(
         model=model,
-        tokenizer=load_tokenizer(folder),
-        name=folder.resolve().name,
-        revision=None,
+        tokenizer=admitted.tokenizer,
+        name=admitted.source.name,
+        revision=admitted.source.revision,
         spec=spec,
         how=f"{str(model.dtype).removeprefix('torch.')} on {device}, experts in {store.dtype}, "
         f"torch {torch.__version__}, transformers {transformers.__version__}",
@@ -109,7 +107,10 @@ def open_resident(
 
 def same_geometry(folder: Path, store: Store) -> ModelSpec:
     """Raise CrispError unless the store is of this model's geometry; return the geometry."""
-    spec = ModelSpec.from_config(folder)
+    return _same_geometry(read_folder(find_model(folder)).spec, folder, store)
+
+
+def _same_geometry(spec: ModelSpec, folder: Path, store: Store) -> ModelSpec:
     if store.spec.config_hash != spec.config_hash or store.spec.n_layers != spec.n_layers:
         raise CrispError(
             f"{store.path}: is a store of {store.spec.name}, not of the model {folder}"

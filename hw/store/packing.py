@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from crisp.checkpoint.files import open_checkpoint
+from crisp.checkpoint.admission import admit
 from crisp.errors import CrispError
 from crisp.hw.store.checkpoint_experts import ExpertReader, locate_experts
 from crisp.hw.store.dtypes import NAMES
@@ -32,8 +33,9 @@ def pack(
     block: int | None = None,
     progress: Progress = no_progress,
 ) -> Store:
-    """Write the routed experts of the checkpoint in ``folder`` to ``out``, a new or empty folder.
+    """Write the routed experts of a checkpoint to ``out``, a new or empty folder.
 
+    folder: of the checkpoint, or its name on the hub.
     dtype: bf16, fp16, fp32, int8 or int4; None: the checkpoint's own. block: in neurons; None: a
     prepared model's own, else the model's default. Memory holds one expert and a few of its blocks.
 
@@ -43,9 +45,12 @@ def pack(
     """
     _check_dtype(dtype)
     check_new(out)
-    checkpoint = open_checkpoint(folder)
+    admitted = admit(folder, geometry=True)
+    folder, checkpoint = admitted.source.folder, admitted.checkpoint
     metadata = Metadata.load(folder / FILE) if (folder / FILE).exists() else None
-    spec = ModelSpec.from_config(folder, None if metadata is None else metadata.spec.name)
+    spec = admitted.spec
+    if metadata is not None:
+        spec = replace(spec, name=metadata.spec.name)
     if block is None and metadata is not None:
         block = metadata.spec.block
     spec = spec.with_(block=block)

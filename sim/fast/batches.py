@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from crisp.hardware.cost import costs_by_row
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.policy import BoundWidths
@@ -99,6 +100,9 @@ class StepBatches:
         for the trace's guesses, for what is usual, or for what will be.
         """
         self._trace, self._widths, self._costs = trace, widths, CostTable(spec, cost)
+        self._row_costs: list[CostTable] = []  # [MoE layers], where their experts differ in bytes
+        if spec.layer_bits is not None:
+            self._row_costs = [CostTable(spec, own) for own in costs_by_row(cost, spec)]
         self._experts, self._moe = spec.n_experts, list(trace.moe_layers)
         self._by_block, self._whole, self._perfect = by_block, whole, perfect
         self._guess = trace.guess if guess else None
@@ -149,7 +153,7 @@ class StepBatches:
             first_task, entry, width, seen, bare, grains = union_on(
                 experts, bits, first_token, self._experts, self._costs.grains, self._by_block
             )
-        piece_ns, whole_ns = self._times(width, grains)
+        piece_ns, whole_ns = self._times(entry, width, grains)
         layer_ns, kind_of_step = self._costs.layers(counts)
         taken = width if self._wanted is None else np.zeros(len(entry), np.int64)
         return StepBatch(
@@ -172,14 +176,26 @@ class StepBatches:
             requested[place] = rule(layer, experts[:, layer], layer_weights, *more)
         return requested
 
-    def _times(self, width: Ints, grains: Ints) -> tuple[Ints, Ints]:
+    def _times(self, entry: Ints, width: Ints, grains: Ints) -> tuple[Ints, Ints]:
+        if not self._row_costs:
+            return self._times_by(self._costs, width, grains)
+        row = np.repeat(entry // self._experts, self.states)  # [tasks x states]
+        piece_ns = np.zeros(grains.shape, np.int64)
+        whole_ns = np.zeros(len(width), np.int64)
+        for place in np.unique(row).tolist():
+            own = row == place
+            times = self._times_by(self._row_costs[place], width[own], grains[own])
+            piece_ns[own], whole_ns[own] = times
+        return piece_ns, whole_ns
+
+    def _times_by(self, costs: CostTable, width: Ints, grains: Ints) -> tuple[Ints, Ints]:
         if not self._by_block:
-            whole = self._costs.pieces(0, width, grains[:, 0])
+            whole = costs.pieces(0, width, grains[:, 0])
             return whole[:, None], whole
         block = np.arange(grains.shape[1])
-        pieces = self._costs.pieces(block, block + 1, grains)
+        pieces = costs.pieces(block, block + 1, grains)
         if self._whole:
-            return pieces, self._costs.pieces(0, width, grains.sum(axis=1))
+            return pieces, costs.pieces(0, width, grains.sum(axis=1))
         return pieces, np.zeros(len(width), np.int64)
 
     def _guesses(self, rows: Ints, experts: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:

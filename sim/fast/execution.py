@@ -14,6 +14,7 @@ from crisp.model.spec import ModelSpec
 from crisp.policy import BoundWidths, Policy
 from crisp.policy.prefetch import FUTURE, ROUTER
 from crisp.profile import Transitions
+from crisp.run.counters import FewestLoads
 from crisp.run.timeline import RunTotals, StepLog
 from crisp.scheduler.residency import StartingState
 from crisp.scheduler.workload import Step
@@ -28,11 +29,11 @@ from crisp.trace import RoutingTrace
 
 @dataclass(frozen=True)
 class FastPrefetchCounts:
-    """Counts of prefetched blocks by what became of them."""
+    """Bytes of prefetched blocks by what became of them."""
 
-    useful: int
-    late: int
-    wasted: int
+    useful_bytes: int
+    late_bytes: int
+    wasted_bytes: int
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class FastCounts:
     hits: int
     partial_hits: int
     blocks_loaded: int
+    bytes_loaded: int
     ahead: FastPrefetchCounts | None
 
 
@@ -60,7 +62,7 @@ class Executed:
     sums: RunTotals
     log: StepLog
     resident: list[int]
-    belady: int
+    belady: FewestLoads
 
 
 def execute(
@@ -108,7 +110,7 @@ def execute(
         _totals(machine),
         log,
         machine.entries[at.RESIDENT].tolist(),
-        belady.blocks,
+        belady.fewest,
     )
 
 
@@ -137,7 +139,7 @@ def _bound(belady: Belady, batch: StepBatch) -> None:
 def _most(machine: Machine, batch: StepBatch) -> float:
     """ns that a batch cannot exceed: nothing overlaps, and every block is loaded by itself."""
     layers = float(batch.layer_ns.max()) * len(batch.kind_of_step) * len(batch.layer_ns)
-    loads = float(batch.width.sum()) * float(machine.load_ns.max())
+    loads = float(batch.width.sum()) * float(machine.load_ns[:, :-1].max())
     return float(batch.piece_ns.sum(dtype=float)) + layers + loads
 
 
@@ -153,6 +155,7 @@ def _decided(machine: Machine) -> FastCounts:
         hits=now[at.HITS],
         partial_hits=now[at.PARTIAL],
         blocks_loaded=now[at.BLOCKS_LOADED],
+        bytes_loaded=now[at.BYTES_LOADED],
         ahead=ahead,
     )
 

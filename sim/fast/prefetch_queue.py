@@ -26,6 +26,7 @@ from crisp.sim.fast.state import (
     LOW,
     PER_LAYER,
     RESIDENT,
+    SIZE,
     STAGED,
     UNWANTED,
     USEFUL,
@@ -49,7 +50,7 @@ def drop_rest(rules: Ints, now: Ints, entries: Ints, parts: Ints, wanted: Ints) 
     for place in range(1, 1 + wanted[0]):
         entry = now[AHEAD_ROW] * rules[EXPERTS] + wanted[place]
         release(entries, parts, entry, now[AHEAD_PART], PREDICTED)
-        now[WASTED] += entries[FETCHED, entry]
+        now[WASTED] += entries[FETCHED, entry] * now[SIZE]
         _discard(now, entry, entries[STAGED, entry])
         entries[FETCHED, entry] = entries[STAGED, entry] = 0
 
@@ -87,9 +88,9 @@ def claim(now: Ints, entries: Ints, slots: Ints, slot: int) -> None:
     _discard(now, entry, staged - taken)
     if fetched:
         useful = max(0, min(width, here) - entries[FETCHED_FROM, entry])
-        now[USEFUL] += useful
-        now[LATE] += late
-        now[WASTED] += fetched - useful - late
+        now[USEFUL] += useful * now[SIZE]
+        now[LATE] += late * now[SIZE]
+        now[WASTED] += (fetched - useful - late) * now[SIZE]
     entries[STAGED, entry] = entries[FETCHED, entry] = 0
     slots[HAVE, slot], slots[ISSUED, slot], slots[FROM_STAGING, slot] = here, here + late, taken
     if late:

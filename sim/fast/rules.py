@@ -98,8 +98,11 @@ def machine_of(
     }.items():
         rules[place] = value
     custom = _set_rules(rules, policy)
-    loads = [cost.load(blocks * spec.block_bytes) for blocks in range(1, spec.n_blocks + 1)]
-    load_ns = np.array([0, *(positive(ns, "a load") for ns in loads)], np.int64)
+    load_ns = np.zeros((len(spec.moe_layers), spec.n_blocks + 2), np.int64)
+    for row, size in enumerate(spec.row_block_bytes):
+        for blocks in range(1, spec.n_blocks + 1):
+            load_ns[row, blocks] = positive(cost.load(blocks * size), "a load")
+        load_ns[row, -1] = size
     return machine(rules, load_ns, row_of_layer, start, custom)
 
 

@@ -53,14 +53,16 @@ VICTIM_AT, USE_AT, ENTRY_AT, KEY_AT, PREFETCH_AT, N_CUSTOM = range(6)
     LOWEST,  # ranks below are not ready
     STAGING,  # free blocks
     BUSY, SINCE, UNTIL,  # the link: whether it loads, from when and until when
+    ROW, SIZE,  # of the event: its row, bytes of a block there
     LOAD_SLOT, LOAD_BLOCKS,  # what it loads: the slot that waits for it or -1, and how many blocks
     AHEAD_ROW, AHEAD_PART, AHEAD_FREE,  # predicted: the row, its part; free blocks of staging
     FLIGHT, FLIGHT_STAGED, UNWANTED,  # the prefetch on the link: its entry or -1, as in `Fetch`
     TASKS, HITS, PARTIAL, SKIPPED,  # these and what follows are totals
-    BLOCKS_LOADED, BLOCKS_LANDED, BLOCKS_COMPUTED, USEFUL, LATE, WASTED,  # blocks
+    BLOCKS_LOADED, BLOCKS_LANDED, BLOCKS_COMPUTED,  # blocks
+    BYTES_LOADED, USEFUL, LATE, WASTED,  # bytes
     LAYER_NS, COMPUTE_NS, LINK_NS, LAYER_HIDDEN, COMPUTE_HIDDEN, ORDER_BOUND,
     N_NOW,
-) = range(37)  # fmt: skip
+) = range(40)  # fmt: skip
 
 # `entries` [., entries], `parts` [., parts]: as in `Residency` and `PrefetchQueue`.
 RESIDENT, PROTECTED, LAST, COUNT, MARK, STAMP, STAGED, FETCHED_FROM, FETCHED, N_ENTRIES = range(10)
@@ -84,7 +86,7 @@ class Machine(NamedTuple):
     """Rules and state, all int64."""
 
     rules: Ints  # [N_RULES]
-    load_ns: Ints  # [blocks + 1] of a request for so many
+    load_ns: Ints  # [rows, blocks + 1] of a request for so many; behind them, bytes of a block
     row_of_layer: Ints  # [layers]; -1: it is not MoE
     now: Ints
     entries: Ints

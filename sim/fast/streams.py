@@ -31,9 +31,10 @@ from crisp.sim.fast.event_start import access, choose, look_ahead
 from crisp.sim.fast.orders import best_order, rank
 from crisp.sim.fast.scheduler import computed, loaded, next_compute, next_load, queue
 from crisp.sim.fast.state import (
-    BLOCKS_LOADED,
+    AHEAD_ROW,
     BUSY,
     BY_BLOCK,
+    BYTES_LOADED,
     COMPUTE_HIDDEN,
     COMPUTE_NS,
     ENDED,
@@ -42,12 +43,15 @@ from crisp.sim.fast.state import (
     LEFT,
     LINK_NS,
     LOAD_BLOCKS,
+    LOAD_SLOT,
     NEVER,
     ORDER_BOUND,
     PLACE,
     PREFETCH,
+    ROW,
     ROWS,
     SINCE,
+    SIZE,
     STATES,
     TIME,
     UNTIL,
@@ -88,18 +92,19 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
                     count = choose(
                         rules, now, entries, slots, entry, width, seen, bare, taken, first, count
                     )
+                now[ROW], now[SIZE] = row, load_ns[row, -1]
                 access(rules, now, entries, parts, slots, entry, width, row, first, count, custom)
                 if rules[PREFETCH] != NEVER:
                     look_ahead(
                         rules, now, entries, parts, lists, slots, entry, guess, row, count,
                         following, first_task[event + 2], tokens[step], tokens[step + 1], custom,
                     )  # fmt: skip
-                rank(rules, load_ns, now, slots, jobs, whole_ns, count, custom)
-                now[ORDER_BOUND] += best_order(rules, load_ns, slots, jobs, piece_ns, count)
+                rank(rules, load_ns[row], now, slots, jobs, whole_ns, count, custom)
+                now[ORDER_BOUND] += best_order(rules, load_ns[row], slots, jobs, piece_ns, count)
                 queue(rules, now, slots, count)
                 while now[LEFT]:
                     _piece(rules, load_ns, now, entries, parts, lists, slots, piece_ns, custom)
-            ends[step], loaded_by[step] = now[TIME], now[BLOCKS_LOADED]
+            ends[step], loaded_by[step] = now[TIME], now[BYTES_LOADED]
 
     return kept(run_batch, **BARE)
 
@@ -156,7 +161,9 @@ def _choose(
     """Begin what may be loaded now, if the link is free."""
     if now[BUSY] == 0 and next_load(rules, now, entries, parts, lists, slots, custom):
         now[BUSY], now[SINCE] = 1, now[TIME]
-        now[UNTIL] = now[TIME] + load_ns[now[LOAD_BLOCKS]]
+        row = now[AHEAD_ROW] if now[LOAD_SLOT] < 0 else now[ROW]
+        now[UNTIL] = now[TIME] + load_ns[row, now[LOAD_BLOCKS]]
+        now[BYTES_LOADED] += now[LOAD_BLOCKS] * load_ns[row, -1]
 
 
 @inlined
@@ -169,4 +176,4 @@ def _arrive(rules: Ints, now: Ints, slots: Ints) -> None:
 
 run_batch = _enclosing(SOURCES)
 """run_batch(machine, batch, ends, loaded_by) executes a batch; of each step: when it ends, in ns,
-and the blocks that were issued until then."""
+and the bytes that were issued until then."""

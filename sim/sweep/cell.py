@@ -9,9 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from crisp.checkpoint.geometry.read import read_model
 from crisp.errors import CrispError, unknown_name
 from crisp.extensions import find_name
-from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, policy_name
 from crisp.policy.cache import SCOPES, UNITS
 from crisp.policy.policy import read_cache, read_order
@@ -130,7 +130,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "trace": resolve_trace,
     "profile": resolve_trace,
     "metadata": Metadata.load,
-    "model": ModelSpec.named,
+    "model": lambda text: read_model(text, Fraction(1)),  # bits are another key's
     "bits": _bits,
     "hardware": hardware_profile,
     "phase": _one_of(PHASES, "phase"),
@@ -167,6 +167,7 @@ def _setup(settings: tuple[tuple[str, str], ...]) -> Setup:
         conditions=Conditions(**conditions),
         metadata=None if metadata is None else Path(metadata),
         load=cached_inputs,
+        read=read_model,
         **values,
     )
 
@@ -215,7 +216,7 @@ def run_cell(job: CellJob) -> Record:
     try:
         setup, planned = plan_cell({**job.settings, **job.files}, job.engine)
         run = run_case(planned.case(setup.inputs), planned.hardware, planned.engine)
-        sequences = sequences_of(run, planned.spec.block_bytes) if job.sequences else None
+        sequences = sequences_of(run) if job.sequences else None
     except CrispError as error:
         return {"cell": job.key, "row": first | {"refused": str(error)}, "sequences": None}
     return {"cell": job.key, "row": first | run_row(run), "sequences": sequences}

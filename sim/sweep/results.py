@@ -62,12 +62,12 @@ def flatten(nested: Mapping[str, Any], before: str = "") -> Row:
     return row
 
 
-def sequences_of(run: Run, block_bytes: int) -> Sequences:
+def sequences_of(run: Run) -> Sequences:
     """Return what each sequence of a run took, in their order; of runs at batch 1 only."""
     steps = run.steps
     if steps is None:
         raise InvariantError("a simulated run does not know its steps")
-    taken = np.diff(steps.end_ns, prepend=0), np.diff(steps.blocks, prepend=0) * block_bytes
+    taken = np.diff(steps.end_ns, prepend=0), np.diff(steps.n_bytes, prepend=0)
     ids, place = np.unique(steps.sequence, return_inverse=True)
     tokens, ns, n_bytes = (
         np.bincount(place, values).astype(np.int64).tolist() for values in (steps.rows, *taken)

@@ -111,6 +111,7 @@ def ranked(
     order: str,
     load_ns: Callable[[int], int],
     compute_ns: Callable[[int, int, list[int]], int],
+    size: int,
 ) -> list[dict[str, Any]]:
     """Tasks of one event (given in first appearance) in the event's order."""
     if order in ("sequential", "fifo"):
@@ -127,7 +128,7 @@ def ranked(
     early, late = [], []
     for task in tasks:
         missing = task["width"] - task["issued"]
-        load = load_ns(missing) if missing else 0
+        load = load_ns(missing * size) if missing else 0
         compute = compute_ns(0, task["width"], task["row_widths"])
         if load < compute:
             early.append((load, task))
@@ -164,6 +165,7 @@ def simulate(
     batch: int = 1,
     chunk: int = 512,
     log: bool = True,
+    sizes: dict[int, int] | None = None,
 ) -> dict[str, Any]:
     """Run a trace whose rows are sorted by (sequence, position).
 
@@ -171,11 +173,13 @@ def simulate(
     compute_ns(first, last, row_widths) is blocks [first, last) of one task whose rows ask for
     `row_widths` blocks each; layer_ns(layer, rows). order "random" asks `ranking(event number,
     experts in first appearance)` for the experts in its order. share: exact, of all routed blocks.
-    lots: for cache random; warmth: of every entry, for tier-aware.
+    lots: for cache random; warmth: of every entry, for tier-aware. sizes: of a block in each MoE
+    layer; load_ns is then of a size instead of blocks.
 
     Returns counts: total_ns, events, tasks, hits, partial, skipped (experts of an event that no row
     asks for with a width > 0), skipped_entries ((row, expert) of width 0), blocks_loaded (when
-    issued, prefetches included), blocks_prefetched; and, if `log`, three lists in order of time:
+    issued, prefetches included), size_loaded (theirs), blocks_prefetched; and, if `log`, three
+    lists in order of time:
     link     (kind load|prefetch, event, layer, expert, first block, blocks, start, end)
     compute  (kind layer|task, event, layer, expert, first block, blocks, start, end); of a layer
              the event is the one it leads to (None: not MoE), the expert None
@@ -224,7 +228,7 @@ def simulate(
     last_tasks: dict[int, list[Key]] = {}  # per layer: tasks of its most recent event
 
     counts = {"events": 0, "tasks": 0, "hits": 0, "partial": 0, "skipped": 0, "skipped_entries": 0}
-    counts |= {"blocks_loaded": 0, "blocks_prefetched": 0}
+    counts |= {"blocks_loaded": 0, "size_loaded": 0, "blocks_prefetched": 0}
     link_log: list[tuple[Any, ...]] = []
     compute_log: list[tuple[Any, ...]] = []
     event_log: list[dict[str, Any]] = []
@@ -369,7 +373,7 @@ def simulate(
             tasks = [by_expert[expert] for expert in ranking(number, list(by_expert))]
             assert len(tasks) == len(appearance)
         else:
-            tasks = ranked(tasks, order, load_ns, compute_ns)
+            tasks = ranked(tasks, order, load_ns, compute_ns, sizes[layer] if sizes else 1)
         running = True
         if log:
             event_log.append(
@@ -406,10 +410,12 @@ def simulate(
     def begin(kind: str, task: dict[str, Any] | None, key: Key, first: int, blocks: int) -> None:
         """Put one request on the link."""
         nonlocal on_link
-        end = now + load_ns(blocks)
+        size = blocks * (sizes[key[0]] if sizes else 1)
+        end = now + load_ns(size)
         on_link = {"kind": kind, "task": task, "key": key, "first": first, "blocks": blocks}
         on_link |= {"end": end, "place": "", "dropped": False}
         counts["blocks_loaded"] += blocks
+        counts["size_loaded"] += size
         if log:
             event = counts["events"] - 1 + (kind == "prefetch")
             link_log.append((kind, event, *key, first, blocks, now, end))

@@ -60,4 +60,5 @@ def toys(draw: st.DrawFn) -> Toy:
         prefetch="none" if sequential else draw(st.sampled_from(PREFETCHES)),
         batch=draw(st.integers(1, 3)), chunk=draw(st.integers(1, 4)),
         costs=costs, tabled=draw(st.booleans()),
+        pages=draw(st.none() | st.tuples(*[st.integers(1, 5)] * 3)),
     )  # fmt: skip

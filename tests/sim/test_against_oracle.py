@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from tests.sim.drawn import toys
 from tests.sim.toys import Toy
 
-SAME = ("total_ns", "tasks", "hits", "partial", "blocks_loaded", "skipped_entries")
+SAME = ("total_ns", "tasks", "hits", "partial", "blocks_loaded", "size_loaded",
+        "skipped_entries")  # fmt: skip
 
 
 def check(toy: Toy) -> None:

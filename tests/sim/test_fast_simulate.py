@@ -35,7 +35,7 @@ from tests.sim.drawn import toys
 from tests.sim.toys import Costs, GivenWidths, Toy
 
 TOTALS = [field.name for field in fields(RunTotals)]
-COUNTS = ("done", "event", "tasks", "hits", "partial_hits", "blocks_loaded")
+COUNTS = ("done", "event", "tasks", "hits", "partial_hits", "blocks_loaded", "bytes_loaded")
 
 
 class GivenBlocks(PrefixExtension):
@@ -51,7 +51,7 @@ def told(scheduler: Any, sums: RunTotals, log: StepLog, **more: Any) -> dict[str
     steps = log.steps(np.arange(1000, dtype=np.int32))
     return {
         **{name: getattr(scheduler, name) for name in COUNTS},
-        "ahead": None if ahead is None else (ahead.useful, ahead.late, ahead.wasted),
+        "ahead": ahead and (ahead.useful_bytes, ahead.late_bytes, ahead.wasted_bytes),
         **{name: getattr(sums, name) for name in TOTALS},
         "steps": [column.tolist() for column in log.columns()],
         "by step": [getattr(steps, field.name).tolist() for field in fields(StepTimes)],
@@ -69,7 +69,7 @@ def by_simpy(toy: Toy) -> dict[str, Any]:
     )
     return told(
         scheduler, recorder.sums, log, total=total, skipped=workload.skipped,
-        resident=scheduler.residency.resident, belady=belady.blocks,
+        resident=scheduler.residency.resident, belady=belady.fewest,
     )  # fmt: skip
 
 
@@ -106,7 +106,8 @@ def test_random_runs_agree(toy: Toy) -> None:
         toy = replace(toy, tabled=True)  # else the future is not known
     expected = by_simpy(toy)
     assert fast(toy) == expected
-    assert expected["belady"] <= expected["blocks_loaded"]
+    assert expected["belady"].blocks <= expected["blocks_loaded"]
+    assert expected["belady"].n_bytes <= expected["bytes_loaded"]
 
 
 @pytest.mark.parametrize("cache", KEYS)
@@ -216,6 +217,20 @@ def test_paper_profile_at_the_size_of_mixtral() -> None:
     trace = RoutingTrace.load(bundled_traces()["tiny-mixtral-docs"])
     spec = ModelSpec.named("mixtral-8x7b").with_(bits=Fraction("4.25"))
     check(case(trace, spec, "crisp", "20%", granularity="block", limit=300), "paper-table1")
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize("machine", ["rtx4090-pcie4", "paper-table1"])
+def test_layers_in_bits_of_their_own(scope: str, machine: str) -> None:
+    """Every metric in bytes and time; the budget in bytes is never exceeded."""
+    trace = RoutingTrace.load(bundled_traces()["tiny-mixtral-docs"])
+    spec = fit_to_trace(ModelSpec.named("mixtral-8x7b"), trace)
+    bits = [Fraction(bits) for bits in ("16", "4.25", "4.25", "8.5", "4.25", "16")]
+    spec = spec.with_layer_bits(bits)
+    given = case(trace, spec, "crisp", "1.9GB", granularity="block", limit=150)
+    given = replace(given, policy=replace(given.policy, cache=Cache("lru", scope, "block")))
+    check(given, machine)
+    assert given.settings("x", None)["budget"]["bytes"] <= 1_900_000_000
 
 
 def test_refuses_what_it_cannot_do_exactly() -> None:

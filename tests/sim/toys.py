@@ -71,7 +71,7 @@ class Costs:
             return self.compute(first, last, row_blocks * BLOCK)
 
         return {
-            "load_ns": lambda blocks: self.load(blocks * self.block_bytes),
+            "load_ns": self.load,
             "compute_ns": compute,
             "layer_ns": self.layer,
         }
@@ -145,6 +145,7 @@ class Toy:
     chunk: int = 512
     costs: Costs = field(default_factory=Costs)
     tabled: bool = True
+    pages: tuple[int, ...] | None = None  # of a block in each MoE layer; None: one in each
 
     def arrays(self) -> tuple[Any, Any, Any, Any]:
         experts = np.asarray(self.experts, np.int16)
@@ -162,12 +163,17 @@ class Toy:
         experts = self.arrays()[0]
         moe = tuple(int(x) for x in np.flatnonzero((experts >= 0).any(axis=(0, 2))))
         layers = experts.shape[1]
-        return ModelSpec(
+        spec = ModelSpec(
             name="toy", n_layers=layers, moe_layers=moe, n_experts=self.n_experts,
-            top_k=experts.shape[2], d_model=1, d_ff=BLOCK * self.n_blocks, dtype_bits=16,
+            top_k=experts.shape[2], d_model=1 if self.pages is None else 2048,
+            d_ff=BLOCK * self.n_blocks, dtype_bits=16,
             bits=Fraction(16), matrices=3, biases=False, dense_params=(0,) * layers, block=BLOCK,
             config_hash=None,
         )  # fmt: skip
+        if self.pages is None:
+            return spec
+        # 16 neurons x 3 matrices x 2048 are 3 pages a bit
+        return spec.with_layer_bits([Fraction(pages, 3) for pages in self.pages[: len(moe)]])
 
     def trace(self) -> RoutingTrace:
         experts, widths, sequence, phase = self.arrays()
@@ -236,6 +242,7 @@ class Toy:
         return {
             "total_ns": total, "tasks": scheduler.tasks, "hits": scheduler.hits,
             "partial": scheduler.partial_hits, "blocks_loaded": scheduler.blocks_loaded,
+            "size_loaded": scheduler.bytes_loaded,
             "skipped_entries": workload.skipped, "activities": rows.activities(total),
             "residency": [
                 {(spec.moe_layers[row], expert): n for (row, expert), n in after.items()}
@@ -258,6 +265,7 @@ class Toy:
             ranking=self._ranking, share=self.share, scope=self.scope, unit=self.unit,
             granularity=self.granularity, static=static, prefetch=self.prefetch,
             guess=self.guess, batch=self.batch, chunk=self.chunk, **self.costs.oracle(),
+            sizes=dict(zip(spec.moe_layers, spec.row_block_bytes, strict=True)),
             lots=lambda event, key: hash_key(3, event, keys.index(key)),
             warmth=dict(zip(keys, self.expert_tiers(), strict=True)),
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from crisp.model.spec import ModelSpec
 from crisp.run.case import Case
 from crisp.run.setup import Setup, other_geometry
 from crisp.scheduler.workload import chosen_rows
@@ -23,15 +24,37 @@ def describe_setup(setup: Setup) -> list[str]:
         "trace": f"{setup.name}: {rows:,} {phase}rows{limited}, {origin} "
         f"{header.model or 'an unnamed model'}",
         "profile": (setup.inputs.split or "").removeprefix("profile: "),
-        "model": f"{spec.name}, {layers}; experts in {float(spec.bits):g} bits, "
-        f"{format_bytes(spec.expert_bytes)} each, {format_bytes(spec.routed_bytes)} in all",
+        "model": f"{spec.name}, {layers}; experts in {describe_bits(spec)}, "
+        f"{describe_size(spec)}, {format_bytes(spec.routed_bytes)} in all",
         "hardware": setup.machine,
         "run": f"phase {conditions.phase}, batch {conditions.batch}, "
         f"granularity {conditions.granularity}",
     }
     if other_geometry(spec, trace):
         lines["model"] += f"\n{'':10}the routing is {header.model}'s, the sizes are {spec.name}'s"
+    for note in setup.notes:
+        lines["model"] += f"\n{'':10}{note}"
     return [f"{key:<10}{text}" for key, text in lines.items()]
+
+
+def describe_bits(spec: ModelSpec) -> str:
+    """Return the stored bits of a routed weight in words.
+
+    >>> describe_bits(ModelSpec.named("gpt-oss-20b"))
+    '4.25 bits'
+    """
+    if spec.layer_bits is None:
+        return f"{float(spec.bits):g} bits"
+    low, high = min(spec.layer_bits), max(spec.layer_bits)
+    return f"{float(spec.bits):.3g} bits ({float(low):.3g} to {float(high):.3g} by layer)"
+
+
+def describe_size(spec: ModelSpec) -> str:
+    """Return the bytes of one routed expert in words."""
+    least, most = (spec.n_blocks * size(spec.row_block_bytes) for size in (min, max))
+    if least == most:
+        return f"{format_bytes(most)} each"
+    return f"{format_bytes(least)} to {format_bytes(most)} each"
 
 
 def describe_run(case: Case, machine: str) -> str:
@@ -39,6 +62,6 @@ def describe_run(case: Case, machine: str) -> str:
     spec, conditions = case.spec, case.conditions
     return (
         f"{case.policy.name} at {case.budget.text} on {machine}; "
-        f"{format_count(spec.n_layers, 'layer')} of {spec.name} in {float(spec.bits):g} bits, "
+        f"{format_count(spec.n_layers, 'layer')} of {spec.name} in {describe_bits(spec)}, "
         f"batch {conditions.batch}, granularity {conditions.granularity}"
     )

@@ -48,10 +48,12 @@ class Solver(WidthPolicy):
                 f"width solver: {spec.name} has {spec.n_blocks} blocks an expert, but losses were "
                 f"measured for {widths - 1}"
             )
+        sizes = np.full(layers, spec.block_bytes)
+        sizes[list(spec.moe_layers)] = spec.row_block_bytes
         blocks = solve(
             losses.reshape(-1, widths).astype(np.float64),
             counts.ravel(),
-            spec.block_bytes,
+            np.repeat(sizes, experts * roles),
             math.log1p(self.loss),
         )
         anchor, beside = np.moveaxis(blocks.reshape(layers, experts, roles), 2, 0)
@@ -61,11 +63,12 @@ class Solver(WidthPolicy):
         return replace(table, dominant=None)
 
 
-def solve(losses: Floats, frequency: Ints, cost: float, most: float) -> Ints:
+def solve(losses: Floats, frequency: Ints, cost: Ints | float, most: float) -> Ints:
     """Return each item's blocks [items] with the least sum of frequency x blocks x cost.
 
     losses [items, widths]: of an item at 0, 1, ... all blocks, any unit, NaN: unknown; frequency
-    [items]; cost of a block; most: what the losses of all items may sum to, 0 or more.
+    [items]; cost of a block, of each item's or of all; most: what the losses of all items may sum
+    to, 0 or more.
 
     Every item walks down the lower convex hull of its losses. A Lagrangian multiplier, the loss
     that a saved byte is worth, says how far; the best is the largest at which the sum fits. Steps
@@ -75,7 +78,9 @@ def solve(losses: Floats, frequency: Ints, cost: float, most: float) -> Ints:
     is_known = np.isfinite(losses).all(axis=1) & (frequency > 0)
     blocks = np.full(len(losses), losses.shape[1] - 1)
     blocks[is_known] = _solve(
-        monotone(losses[is_known]), cost * frequency[is_known].astype(np.float64), most
+        monotone(losses[is_known]),
+        np.broadcast_to(cost, frequency.shape)[is_known] * frequency[is_known].astype(np.float64),
+        most,
     )
     return blocks
 

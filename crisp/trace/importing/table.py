@@ -18,6 +18,7 @@ from crisp.extensions import describe_origins
 from crisp.files import atomic
 from crisp.model.spec import ModelSpec
 from crisp.trace import Header, RoutingTrace, tensor_file
+from crisp.trace.check import half_weights
 from crisp.trace.importing.readers import KEYS, LongTable, open_table
 from crisp.trace.importing.survey import (
     Ints,
@@ -171,8 +172,7 @@ def _fill(
         filled[slot] = True
         experts_out[slot] = experts[kept]
         if weights is not None and weights_out is not None:
-            with np.errstate(over="ignore"):  # becomes infinite, which is refused in the end
-                weights_out[slot] = weights[kept]
+            weights_out[slot] = half_weights(weights[kept], str(table.path))
         if phased:
             _note_phases(table, phase, row[kept], table.integers(batch, "phase", 1)[kept])
         mapped.release()

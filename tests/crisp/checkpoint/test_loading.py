@@ -31,9 +31,9 @@ def damaged(tmp_path: Path, *, without: str = "", **config: Any) -> str:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ({"without": "config"}, "its config"),
+        ({"without": "config"}, "has no config.json"),
         ({"without": "tokenizer"}, "its tokenizer"),
-        ({"without": "model"}, "its weights"),
+        ({"without": "model"}, "has no weights"),
         ({"num_local_experts": 9}, "the weights do not fit the config"),
         ({"model_type": "llama"}, "has no routed experts"),
         ({"model_type": "switch_transformers"}, "is no decoder-only language model"),

@@ -222,7 +222,7 @@ def test_a_width_is_the_smallest_that_suffices(share: Fraction, name: str, block
     [
         ({"quant_method": "mxfp4"}, Fraction(17, 4)),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8 + Fraction(1, 512)),
-        ({"quant_method": "gptq", "bits": 4}, Fraction(16)),  # a later choice: --bits says it
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 4 + Fraction(20, 128)),
         (None, Fraction(16)),
     ],
 )
@@ -241,6 +241,36 @@ def test_bits_of_the_published_format(quantised: object, bits: Fraction) -> None
 def test_bits_of_the_published_dtype(fields: dict[str, Any], bits: int) -> None:
     spec = ModelSpec.from_config(config(**fields))
     assert (spec.dtype_bits, spec.bits) == (bits, bits)
+
+
+# -- bits that differ by layer -------------------------------------------------------------------
+
+
+def test_layers_in_bits_of_their_own() -> None:
+    spec = MIXTRAL.first_layers(3).with_layer_bits([Fraction(16), Fraction(4), Fraction(4)])
+    assert spec.bits == 8
+    assert spec.row_block_bytes == tuple(3 * 1792 * 4096 * bits // 8 for bits in (16, 4, 4))
+    assert (spec.block_bytes, spec.block_bytes_of(1)) == spec.row_block_bytes[:2]
+    assert spec.routed_bytes == 8 * 3 * 14336 * 4096 * (16 + 4 + 4) // 8
+    assert ModelSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    assert spec.first_layers(1).layer_bits is None
+    assert (spec.first_layers(2).bits, spec.at_layer(2).bits) == (10, 4)
+    assert spec.with_(bits=Fraction(4)) == MIXTRAL.first_layers(3).with_(bits=Fraction(4))
+    assert spec.with_(top_k=1).layer_bits == spec.layer_bits
+
+
+def test_the_same_bits_everywhere_are_none_by_layer() -> None:
+    spec = MIXTRAL.with_layer_bits([Fraction(4)] * 32)
+    assert spec == MIXTRAL.with_(bits=Fraction(4))
+    assert "layer_bits" not in spec.to_dict()  # as before layers could differ
+
+
+@pytest.mark.parametrize(
+    "layer_bits", [["4"] * 31, ["0"] * 32, ["4"] * 32, ["65", "1"], "4", [4] * 32]
+)
+def test_hostile_layer_bits_are_refused(layer_bits: object) -> None:
+    with pytest.raises(CrispError, match="bits"):
+        ModelSpec.from_dict(MIXTRAL.to_dict() | {"layer_bits": layer_bits})
 
 
 # -- variants ------------------------------------------------------------------------------------
@@ -356,10 +386,10 @@ def test_an_unreadable_file_is_named(tmp_path: Path, text: str, message: str) ->
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "llama"}, "unknown model_type 'llama'"),
-        ({"model_type": "mixtrel"}, "did you mean 'mixtral'"),
+        ({"model_type": "llama", "num_local_experts": ...}, "unknown model_type 'llama'"),
+        ({"model_type": "mixtrel", "num_local_experts": ...}, "did you mean 'mixtral'"),
         ({"model_type": ...}, "model_type: found nothing"),
-        ({"hidden_size": ...}, "hidden_size: found nothing, expected a whole number"),
+        ({"hidden_size": ...}, "hidden_size: found nothing, expected .* a whole number"),
         ({"hidden_size": "4096"}, "hidden_size: found '4096'"),
         ({"hidden_size": 4096.0}, "hidden_size: found 4096.0"),
         ({"num_hidden_layers": True}, "num_hidden_layers: found True"),
@@ -367,7 +397,10 @@ def test_an_unreadable_file_is_named(tmp_path: Path, text: str, message: str) ->
         ({"intermediate_size": -1}, "intermediate_size: found -1"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok: found 9, expected at most"),
         ({"torch_dtype": "int3"}, "torch_dtype: found 'int3', expected bfloat16"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "weight_block_size: found nothing"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}},
+            "weight_block_size: found .128., expected two",
+        ),
     ],
 )
 def test_a_bad_field_is_named(tmp_path: Path, fields: dict[str, Any], message: str) -> None:

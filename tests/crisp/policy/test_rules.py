@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Cache, named, static_residents
-from crisp.policy.cache import kept_blocks, lfu_victim, lru_victim
+from crisp.policy.cache import capacity_bytes, kept_blocks, lfu_victim, lru_victim
 from crisp.policy.order import (
     ORDERS,
     by_random_key,
@@ -187,6 +187,44 @@ def test_capacity_by_hand() -> None:
     assert Budget.parse("10%").capacity(MIXTRAL, Cache("lru", "global", "block")) == [204]
     size = MIXTRAL.expert_bytes
     assert Budget.parse(f"{3 * size - 1}B").capacity(MIXTRAL, Cache("lru", "global")) == [16]
+
+
+def test_bytes_where_layers_differ_in_size() -> None:
+    """Layer by layer each pays its own; in common every block pays as the largest does."""
+    spec = MIXTRAL.first_layers(3).with_layer_bits([Fraction(16), Fraction(4), Fraction(8)])
+    large, small, middle = (spec.n_blocks * size for size in spec.row_block_bytes)
+    assert (large, small) == (4 * small, middle // 2)
+    for asked, experts in (
+        (2 * (large + small + middle) + large, [3, 2, 2]),
+        (2 * (large + small + middle) + large - 1, [2, 2, 2]),
+        (large + small, [1, 1, 0]),
+    ):
+        room = Budget.parse(f"{asked}B").capacity(spec, Cache("lru"))
+        assert room == [spec.n_blocks * n for n in experts]
+        assert capacity_bytes(spec, room) <= asked
+    room = Budget.parse(f"{3 * large + small}B").capacity(spec, Cache("lru", "global"))
+    assert (room, capacity_bytes(spec, room)) == ([3 * spec.n_blocks], 3 * large)
+    assert Budget.parse("50%").capacity(spec, Cache("lru", "global")) == [12 * spec.n_blocks]
+
+
+@given(
+    share=st.fractions(Fraction(1, 1000), 1),
+    bits=st.lists(st.sampled_from([2, 4, 8, 16]), min_size=3, max_size=3),
+    unit=st.sampled_from(["expert", "block"]),
+    scope=st.sampled_from(["layer", "global"]),
+)
+def test_bytes_are_never_exceeded_nor_left(
+    share: Fraction, bits: list[int], unit: str, scope: str
+) -> None:
+    spec = MIXTRAL.first_layers(3).with_layer_bits([Fraction(n) for n in bits])
+    asked = int(share * spec.routed_bytes)
+    room = Budget("", None, asked).capacity(spec, Cache("lru", scope, unit))
+    assert capacity_bytes(spec, room) <= asked
+    blocks = spec.n_blocks if unit == "expert" else 1
+    if scope == "layer":  # one unit more, to the next layer in turn, would not fit
+        following = room.index(min(room))
+        room[following] += blocks
+        assert capacity_bytes(spec, room) > asked
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ def changed(folder: Path, **config: Any) -> Path:
     ("config", "words"),
     [
         ({"hidden_act": "tanh"}, "(MixtralExperts): its activation is not understood"),
-        ({"hidden_act": None}, "cannot be used (model_type mixtral)"),
+        ({"hidden_act": None}, "cannot be used (its config)"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq: quantised"),
         ({"model_type": "nemotron_h"}, "unknown model_type 'nemotron_h'"),
         ({"intermediate_size": 336}, "becomes [640, 128] of each expert; [672, 128] was expected"),

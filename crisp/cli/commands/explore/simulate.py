@@ -19,7 +19,9 @@ def simulate(
     ],
     model: Annotated[
         str | None,
-        typer.Option(help="A built-in model, a config.json or a store.  [default: the traced one]"),
+        typer.Option(
+            help="A model: built in, a folder, config.json, store, TOML.  [default: the traced one]"
+        ),
     ] = None,
     hardware: Annotated[
         str, typer.Option(help="A machine's profile: a name or a .toml file.")
@@ -55,6 +57,7 @@ def simulate(
     plugin: flags.Plugin = None,
 ) -> None:
     """Run a trace under policies on a simulated machine."""
+    from crisp.checkpoint.geometry.read import read_model
     from crisp.cli.options.files import check_no_folder
     from crisp.cli.options.lists import check_one, split_list
     from crisp.cli.output.progress import progress
@@ -97,6 +100,7 @@ def simulate(
         block=block,
         top_k=top_k,
         layers=layers,
+        read=read_model,
     )
     chosen = setup.policies(
         policies, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch

@@ -35,7 +35,9 @@ def sweep(
     profile: Annotated[Values, _values("Traces to count combinations in.")] = None,
     metadata: Annotated[Values, _values("Prepared models' crisp.safetensors.")] = None,
     layers: Annotated[Values, _values("Run the first layers of a trace only.")] = None,
-    model: Annotated[Values, _values("Built-in models, config.json files or stores.")] = None,
+    model: Annotated[
+        Values, _values("Models: built in, folders, config.json, stores, TOML.")
+    ] = None,
     bits: Annotated[Values, _values("Stored bits of a routed weight.")] = None,
     block: Annotated[Values, _values("Neurons of a block.")] = None,
     top_k: Annotated[Values, _values("The trace's k, where it is not the model's.")] = None,

@@ -22,7 +22,9 @@ def tune(
     minimise: Annotated[str, typer.Option(help="Of a token: bytes, energy or time.")] = "bytes",
     model: Annotated[
         str | None,
-        typer.Option(help="A built-in model, a config.json or a store.  [default: the traced one]"),
+        typer.Option(
+            help="A model: built in, a folder, config.json, store, TOML.  [default: the traced one]"
+        ),
     ] = None,
     hardware: Annotated[
         str, typer.Option(help="A machine's profile: a name or a .toml file.")
@@ -48,6 +50,7 @@ def tune(
     Every width whose loss was measured is simulated at the budget. What is printed is what no other
     one beats: the least that a token takes, against the loss of quality.
     """
+    from crisp.checkpoint.geometry.read import read_model
     from crisp.cli.options.files import check_no_folder
     from crisp.cli.output.progress import progress
     from crisp.cli.output.setup_lines import describe_setup
@@ -82,6 +85,7 @@ def tune(
         block=block,
         top_k=top_k,
         layers=layers,
+        read=read_model,
     )
     given = {
         "--model": model,

@@ -12,7 +12,7 @@ from crisp.capture import Recipe
 from crisp.checkpoint.loading import load_model
 from crisp.cli.options.files import Name, check_outputs
 from crisp.cli.output.progress import progress_of
-from crisp.errors import CrispError
+from crisp.text_windows import check_texts
 from crisp.units import format_count
 
 
@@ -51,13 +51,13 @@ def capture(
     """
     texts = [*text, *(more or [])]
     # What can be said before the work is said before the work.
-    for path in texts:
-        if not path.is_file():
-            raise CrispError(f"{path}: no such file; a text was expected")
+    check_texts(texts)
     inputs: list[tuple[str, Name]] = [("MODEL", model), *(("--text", path) for path in texts)]
     check_outputs({"--out": out}, inputs, stdout=False)
     recipe = Recipe(prompt_tokens, new_tokens, sequences, batch, temperature, seed, token_ids)
     loaded = load_model(model)
+    for note in loaded.notes:
+        typer.echo(f"note: {note}", err=True)
     with progress_of(f"{loaded.name}: tokens") as update:
         trace = crisp.capture.capture(loaded, texts, recipe, update)
     trace.save(out)

@@ -104,14 +104,12 @@ def evaluate(
     from crisp.quality import EvaluationTasks, geometry, to_json
     from crisp.quality import evaluate as measured
     from crisp.quality.inputs import calibration_warnings, load_model_counts, load_model_metadata
-    from crisp.text_windows import check_vocabulary, read_windows
+    from crisp.text_windows import check_texts, check_vocabulary, read_windows
     from crisp.trace.bundled import resolve_trace
 
     # What can be said before the work is said before the work.
     texts = [*text, *(more or [])]
-    for path in texts:
-        if not path.is_file():
-            raise CrispError(f"{path}: no such file; a text was expected")
+    check_texts(texts)
     check_no_folder("--metadata", metadata)
     named_tasks = [] if tasks is None else split_list(tasks, "--tasks")
     inputs: list[tuple[str, Name]] = [
@@ -137,6 +135,8 @@ def evaluate(
     questions = None if tasks is None else EvaluationTasks.load(named_tasks)
 
     loaded = to_float32(load_model(model))
+    for note in loaded.notes:
+        print(f"note: {note}", file=sys.stderr)
     whole = spec = geometry(loaded, prepared[1].spec.block if block is None and prepared else block)
     if dtype is not None:
         check_groups(spec, dtype)

@@ -11,8 +11,8 @@ import typer
 if TYPE_CHECKING:
     from crisp.model.spec import ModelSpec
 
-_MODEL = "A folder with a transformers checkpoint, prepared or not."
-_SYNTHETIC = "Random weights instead: of a built-in model's geometry, or a config.json's."
+_MODEL = "A transformers checkpoint, prepared or not: a folder, or a hub name."
+_SYNTHETIC = "Random weights instead: of the geometry of a built-in model, config.json or TOML."
 
 
 def pack(
@@ -88,13 +88,15 @@ def _describe_store(spec: ModelSpec, dtype: str, weights: str) -> str:
 
 
 def _geometry(name: str) -> tuple[ModelSpec, str]:
-    """Return a built-in model or that of a config.json, and its experts' activation."""
+    """Return a model's geometry by its name or path, and its experts' activation."""
+    from crisp.checkpoint.geometry.read import read_model
     from crisp.hw.store.packing import read_activation
     from crisp.model.builtin import CONFIGS
-    from crisp.model.spec import ModelSpec
 
-    spec, path = ModelSpec.named(name), Path(name)
+    spec, path = read_model(name).spec, Path(name)
     if name in CONFIGS:
         return spec, read_activation(CONFIGS[name], name)
+    if path.suffix == ".toml":
+        return spec, "gpt_oss" if spec.biases else "silu"
     path = path / "config.json" if path.is_dir() else path
     return spec, read_activation(json.loads(path.read_bytes()), str(path))

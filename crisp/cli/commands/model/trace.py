@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
+from crisp.checkpoint.geometry.read import read_model
 from crisp.cli.options import flags
 from crisp.cli.options.files import STDOUT, check_outputs
 from crisp.cli.output.columns import align_columns
 from crisp.cli.output.progress import progress_share
 from crisp.errors import CrispError
 from crisp.files import atomic
-from crisp.model.spec import ModelSpec
 from crisp.policy.widths.base import Tiered
 from crisp.profile import Profile, tiers
 from crisp.report.plots import check_format
@@ -84,7 +84,7 @@ def import_(
     ],
     out: Out,
     model: Annotated[
-        str | None, typer.Option(help="Its model: a built-in name, or a config.json.")
+        str | None, typer.Option(help="Its model: built in, a folder, config.json or TOML.")
     ] = None,
     experts: Annotated[int | None, typer.Option(help="Without a model: experts a layer.")] = None,
     layers: Annotated[int | None, typer.Option(help="Without a model: layers.")] = None,
@@ -106,7 +106,7 @@ def import_(
     if (model is None) == (experts is None and layers is None):
         raise CrispError("import: expected either --model, or --experts and --layers")
     check_outputs({"--out": out}, [("TABLE", table), ("--model", model)], stdout=False)
-    spec = None if model is None else ModelSpec.named(model)
+    spec = None if model is None else read_model(model).spec
     with progress_share(table.name) as progress:
         imported = import_table(
             table,

@@ -96,7 +96,7 @@ def test_the_configs_activation_is_kept(crisp: Crisp, tmp_path: Path) -> None:
         (("--synthetic", MODEL, "--block", 321), "block is 321, expected at most 320"),
         (("--synthetic", "deepseek-v2-lite", "--layers", 1), "at least one"),
         (("nowhere",), "nowhere: is no folder"),
-        ((MODEL.parent,), "has no weights"),
+        ((MODEL.parent,), "has no config.json"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(

@@ -1,0 +1,1 @@
+"""A model's geometry, from its config and from its tensors' names, shapes and stored types."""

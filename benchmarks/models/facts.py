@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from crisp.adapter import Experts, attach, expert_layout
 from crisp.checkpoint.geometry.read import read_model
-from crisp.checkpoint.library import load_config
+from crisp.checkpoint.library import auto_class, load_config
 from crisp.hw import DeviceOptions, Store, generate, open_resident
 from crisp.policy import Budget, named
 
@@ -23,8 +22,7 @@ IDS = torch.randint(3, 96, (2, 9), generator=torch.Generator().manual_seed(1))
 
 def load(folder: Path, dtype: Any = torch.float32) -> Any:
     """Load a model with transformers' own loop over experts."""
-    auto = transformers.AutoModelForCausalLM
-    load_config(folder)  # registers what transformers lacks
+    auto = auto_class(load_config(folder))
     return auto.from_pretrained(folder, dtype=dtype, experts_implementation="eager").eval()
 
 

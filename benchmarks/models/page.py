@@ -12,7 +12,8 @@ BEGIN, END = "<!-- families: made by make models -->", "<!-- families: end -->"
 
 def render(trials: Sequence[Trial]) -> str:
     """Return the part of the page between its markers."""
-    ordered = sorted(trials, key=lambda trial: trial.model_type)
+    ordered = sorted((x for x in trials if not x.untried), key=lambda trial: trial.model_type)
+    untried = sorted(trial.model_type for trial in trials if trial.untried)
     complete = sum(trial.complete for trial in ordered)
     lines = [
         f"Of {len(ordered)} families with routed experts, {complete} go the whole way.",
@@ -30,6 +31,8 @@ def render(trials: Sequence[Trial]) -> str:
         for reason in dict.fromkeys(trial.refusals.values()):
             commands = [name for name, why in trial.refusals.items() if why == reason]
             lines.append(f"- {trial.model_type}, {', '.join(commands)}: {reason}")
+    if untried:
+        lines += ["", f"Not tried, for want of a small model: {', '.join(untried)}."]
     return "\n".join([*lines, ""])
 
 

@@ -9,9 +9,13 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from crisp.checkpoint.deepseek import register
+from crisp.checkpoint.library import auto_class
 
 register()  # what transformers lacks
 WORDS = 96
@@ -36,6 +40,7 @@ SMALL: dict[str, Any] = {
 """Sizes by the names of a config's fields."""
 
 _LATENT = {"num_key_value_heads": 4}
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 _HYBRID = ["linear_attention", "full_attention"] * 2
 _LINEAR: dict[str, Any] = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
@@ -45,6 +50,16 @@ _INKLING: dict[str, Any] = {
     "unpadded_vocab_size": WORDS, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2,
     "swa_head_dim": 16, "rel_extent": 64, "sliding_window_size": 32,
 }  # fmt: skip
+VISION: dict[str, Any] = {
+    "hidden_size": 32, "depth": 2, "num_hidden_layers": 2, "num_layers": 2, "num_heads": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 48,
+    "out_hidden_size": 64, "text_hidden_size": 64, "adapter_out_dim": 64, "image_size": 28,
+    "patch_size": 14, "global_head_dim": 16, "vision_output_dim": 64, "projector_input_dim": 32,
+    "projector_output_dim": 32, "deepstack_visual_indexes": [1], "num_position_embeddings": 16,
+    "position_embedding_size": 16, "projection_hidden_dim": 32,
+}  # fmt: skip
+"""Sizes of a part that reads images, in the same way."""
+
 # What a family needs besides, mostly because its fields depend on one another.
 FAMILIES: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"layer_types": _HYBRID, "n_shared_experts": 1},
@@ -68,6 +83,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "enable_moe_block": True, "vocab_size_per_layer_input": WORDS,
         "hidden_size_per_layer_input": 0, "global_head_dim": 16, "intermediate_size": 80,
     },
+    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [D_FF, D_FF // 3]},
+    "glm5_next_text": {"qk_rope_head_dim": 0, "index_n_heads": 2, "index_head_dim": 16},
+    "hy_v4_vl_text": {"rope_parameters": _SECTIONS},
+    "glm4v_moe_text": {"rope_parameters": _SECTIONS | {"partial_rotary_factor": 0.5}},
     "inkling_text": _INKLING | {"intermediate_size": 80},
     "inkling2_text": _INKLING,
     "inkling2_loop_text": _INKLING | {"loop_layer_index_start": 1, "loop_layer_index_end": 3,
@@ -88,16 +107,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def model_types() -> list[str]:
-    """Return the types of all causal language models of transformers, and of CRISP's own."""
-    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "deepseek"})
+    """Return the types of all models of transformers that write text, and of CRISP's own."""
+    whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *whole, "deepseek"})
 
 
 def small_config(model_type: str) -> Any:
     """Return the config of a tiny model: fields that are not sizes are as the family has them."""
     kind = transformers.CONFIG_MAPPING[model_type]
-    text = kind.sub_configs.get("text_config")
-    if text is not None:
-        return kind(text_config=small_config(text.model_type).to_dict())
+    parts = {name: _small_part(name, part) for name, part in kind.sub_configs.items()}
+    if "text_config" in parts:
+        return kind(**{**parts, **FAMILIES.get(model_type, {})})
     fields = {*inspect.signature(kind.__init__).parameters}
     for parent in kind.__mro__:
         fields |= {*getattr(parent, "__annotations__", {})}
@@ -110,16 +130,43 @@ def small_config(model_type: str) -> Any:
     return kind(**{**values, **FAMILIES.get(model_type, {})})
 
 
-def save_tiny(model_type: str, folder: Path, dtype: Any = torch.float32) -> Any:
-    """Write a tiny model with its tokenizer to ``folder``; return the model."""
+def _small_part(name: str, kind: Any) -> dict[str, Any]:
+    """Return the fields of a part of a multimodal config: its text, images or sound."""
+    if name == "text_config":
+        return dict(small_config(kind.model_type).to_dict())
+    fields = {field for parent in kind.__mro__ for field in getattr(parent, "__annotations__", {})}
+    return {key: value for key, value in VISION.items() if key in fields}
+
+
+def has_experts(model_type: str) -> bool:
+    """Return whether the fields of a family's own config speak of experts."""
+    kind = transformers.CONFIG_MAPPING[model_type]
+    kinds = [kind, *kind.sub_configs.values()]
+    names = [name for own in kinds for name in own.__dict__.get("__annotations__", {})]
+    return any("expert" in name or name.startswith("moe_") for name in names)
+
+
+def auto_of(config: Any) -> Any:
+    """Return transformers' class of the whole model of a config, as it is published."""
+    whole = transformers.AutoModelForImageTextToText
+    return whole if type(config) in whole._model_mapping else auto_class(config)
+
+
+def check_size(model_type: str) -> None:
+    """Raise ValueError if the tiny model is not small, and what its family raises."""
     config = small_config(model_type)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = auto_of(config).from_config(config)
     count = sum(value.numel() for value in model.parameters())
     if count > MOST:
         raise ValueError(f"{model_type}: {count:,} parameters; its config is not small yet")
+
+
+def save_tiny(model_type: str, folder: Path, dtype: Any = torch.float32) -> Any:
+    """Write a tiny model with its tokenizer to ``folder``; return the model."""
+    config = small_config(model_type)
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = auto_of(config).from_config(config, dtype=torch.float32).eval()
     drawn = dict(model.named_parameters())
     drawn |= {k: v for k, v in model.named_buffers() if k.endswith("correction_bias")}
     with torch.no_grad():

@@ -59,19 +59,17 @@ LAYOUTS: dict[str, FindExperts] = {}
 
 
 def expert_layout(model: Any) -> ExpertLayout:
-    """Find the MoE layers of a decoder-only transformers model.
+    """Find the MoE layers of a decoder-only transformers model, or of a larger one's text part.
 
-    Raises CrispError, naming the model's class, for anything else: encoder-decoders, models of
-    images or sound, models without routed experts, and experts that transformers does not reach
-    through its common interface.
+    Raises CrispError, naming the model's class, for anything else: encoder-decoders, models without
+    routed experts or with several stacks that have some, and experts that are neither reached
+    through transformers' common interface nor laid out like those that are.
     """
     who = f"{type(model).__name__} (model_type {model.config.model_type})"
     if getattr(model.config, "is_encoder_decoder", False):
         raise CrispError(
             f"{who}: is an encoder-decoder; a decoder-only language model was expected"
         )
-    if model.config.get_text_config() is not model.config:
-        raise CrispError(f"{who}: is more than a language model; one of text alone was expected")
     modules = dict(model.named_modules())
     names = [name for name, module in modules.items() if _has_common_interface(module)]
     names = names or _names_by_plugins(who, modules)

@@ -102,6 +102,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "ngram_vocab_size_base": 100, "split_ngram_parts": 2, "hc_lowrank": 8,
         "ple_layer_ids": [1],
     },
+    "step3p7_text": {"sliding_window": 32},
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 32},
 }  # fmt: skip
 
@@ -142,7 +143,7 @@ def has_experts(model_type: str) -> bool:
     """Return whether the fields of a family's own config speak of experts."""
     kind = transformers.CONFIG_MAPPING[model_type]
     kinds = [kind, *kind.sub_configs.values()]
-    names = [name for own in kinds for name in own.__dict__.get("__annotations__", {})]
+    names = [name for own in kinds for name in vars(own).get("__annotations__", {})]
     return any("expert" in name or name.startswith("moe_") for name in names)
 
 

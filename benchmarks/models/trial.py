@@ -50,6 +50,8 @@ def try_family(model_type: str, folder: Path) -> Trial | None:
         return None
     try:
         tiny.check_size(model_type)
+        tiny.save_tiny(model_type, model)
+        facts.logits(facts.load(model))
     except Exception:  # of any family's code: its fields depend on one another in ways of its own
         return Trial(model_type, "", untried=True)
     with torch.device("meta"):
@@ -61,7 +63,6 @@ def try_family(model_type: str, folder: Path) -> Trial | None:
         reason = str(error).partition(": ")[2]
         refused = dict.fromkeys(COMMANDS, reason)
         return None if NO_EXPERTS in reason else Trial(model_type, "", refused)
-    tiny.save_tiny(model_type, model)
     trace, prepared, store = folder / "trace.safetensors", folder / "prepared", folder / "store"
     read = ("--text", text, "--tokens", 256, "--window", 64, "--block", facts.BLOCK)
     budget = ("--policy", "lru", "--budget", "30%")

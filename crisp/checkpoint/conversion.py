@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from crisp.checkpoint.files import Checkpoint, TensorEntry
+from crisp.checkpoint.files import Checkpoint, TensorEntry, is_other_part
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 
@@ -75,8 +75,8 @@ def tensor_groups(
     """Return the groups of a checkpoint's tensors by the (first) tensor of the model they become.
 
     Then the rest: the name that the model's rules give a tensor, and its own. What belongs to
-    decoder layers that the model does not have (they predict further tokens) is left out. Raises
-    CrispError for a tensor that is there in two spellings.
+    decoder layers that the model does not have (they predict further tokens), or to what reads
+    images or sound, is left out. Raises CrispError for a tensor that is there in two spellings.
     """
     loading = import_extra("transformers.core_model_loading")
     rules = import_extra("transformers.conversion_mapping").get_model_conversion_mapping(model)
@@ -96,7 +96,11 @@ def tensor_groups(
         if group.converter is not by_pattern.get(pattern) or (group.sources and not pattern):
             raise CrispError(f"{checkpoint.where(name)}: makes {target}, and so does {group}")
         group.sources.setdefault(pattern or name, []).append(name)
-    return groups, {target: name for target, name in unknown.items() if not _beyond(model, target)}
+    return groups, {
+        target: name
+        for target, name in unknown.items()
+        if not _beyond(model, target) and not is_other_part(name)
+    }
 
 
 def _beyond(model: Any, name: str) -> bool:

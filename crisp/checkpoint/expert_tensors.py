@@ -17,6 +17,7 @@ from crisp.checkpoint.conversion import ConversionError, TensorGroup, tensor_gro
 from crisp.checkpoint.files import SINGLE, Checkpoint, TensorEntry, quantised_error
 from crisp.checkpoint.placement import Part, Placement, placements
 from crisp.errors import CrispError
+from crisp.extras import import_extra
 
 FLOATS = ("BF16", "F16", "F32", "F64")
 
@@ -166,7 +167,7 @@ class _Finder:
                 return labels[name if part is None else pattern_of[name]]
 
             try:
-                whole = group.convert(self._model, part, read)[group.target]
+                whole = group.convert(_OfOneExpert(self._model, expected), part, read)[group.target]
             except ConversionError as error:
                 raise self._wrong(group, str(error)) from error
             if whole.shape != expected:
@@ -197,6 +198,20 @@ class _Finder:
     def _wrong(self, group: TensorGroup, reason: str) -> CrispError:
         name = next(name for names in group.sources.values() for name in names)
         return CrispError(f"{self._checkpoint.where(name)}: {reason}")
+
+
+class _OfOneExpert:
+    """A model whose parameters are of one expert, for rules that look at their shapes."""
+
+    def __init__(self, model: Any, shape: tuple[int, ...]) -> None:
+        self._model, self._shape = model, shape
+
+    def get_parameter(self, _: str) -> Any:
+        """Return a tensor of that shape, without numbers."""
+        return import_extra("torch").empty(self._shape, device="meta")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 def _at(

@@ -72,16 +72,14 @@ def model_without_weights(name: str | Path, config: Any, dtype: Any = None) -> A
 def auto_class(config: Any) -> Any:
     """Return transformers' class that makes the model of a config.
 
-    It makes the class that the checkpoint was published as, where several could be: a language
-    model, or the whole model, of images and text say, which takes text alone as well.
+    It is the language model where there is one; else the whole model, of images and text say, which
+    takes text alone as well.
     """
     transformers = import_extra("transformers")
     language = transformers.AutoModelForCausalLM
     whole = transformers.AutoModelForImageTextToText, transformers.AutoModelForMultimodalLM
-    kinds = [auto for auto in (language, *whole) if type(config) in auto._model_mapping]
-    published = config.architectures or ()
-    named = [x for x in kinds if x._model_mapping[type(config)].__name__ in published]
-    return next(iter([*named, *kinds]), language)
+    kinds = (auto for auto in (language, *whole) if type(config) in auto._model_mapping)
+    return next(kinds, language)
 
 
 def load_tokenizer(name: str | Path) -> Any:

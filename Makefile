@@ -19,6 +19,7 @@
 #   make peers           tokens/s of CRISP and of others under one memory cap: docs/peers.md anew (root)
 #   make quality         what widths cost in quality: docs/quality.md anew (DATA: the texts)
 #   make policies        what policies load and lose on the small models: docs/policies.md (DATA: the texts)
+#   make models          every family of models through every command: the table of docs/models.md
 #   make caches          caches, prefetchers and orders side by side: docs/caches.md (DATA: a trace)
 #   make logs            an engine's figures reproduced from its logs: docs/logs.md (DATA: the logs)
 #   make kernels-report  compile the GPU kernels for four architectures, without one: docs/kernels.md
@@ -38,7 +39,7 @@ TEST := .venv-test/bin
 PYTEST := $(TEST)/pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(DATA),--data=$(DATA))
 SOURCES := $(shell find -L crisp traces -name __pycache__ -prune -o -type f -print)
 
-.PHONY: demo help check static test test-slow matrix bench million fidelity peers soak kernels-report gpu-report gpu-bundle quality policies caches logs clean
+.PHONY: demo help check static test test-slow matrix bench million fidelity peers soak kernels-report gpu-report gpu-bundle quality policies caches logs models clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -105,6 +106,9 @@ quality: .venv-test/installed
 
 policies: .venv-test/installed
 	$(TEST)/python benchmarks/policies $(if $(DATA),--data $(DATA))
+
+models: .venv-test/installed
+	$(TEST)/python benchmarks/models
 
 caches: .venv-test/installed
 	$(TEST)/python benchmarks/caches $(if $(DATA),--data $(DATA))

@@ -191,7 +191,7 @@ def stop_tokens(loaded: LoadedModel) -> set[int]:
 
 def _check_context(model: Any, recipe: Recipe) -> None:
     """Raise CrispError if a sequence is longer than the model's context."""
-    context = getattr(model.config, "max_position_embeddings", None)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     length = recipe.prompt_tokens + recipe.new_tokens
     if context is not None and length > context:
         raise CrispError(

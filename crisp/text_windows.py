@@ -52,7 +52,7 @@ def window_length(config: Any, requested: int | None) -> int:
 
     Raises CrispError if more is requested than the context that ``config`` gives.
     """
-    context = getattr(config, "max_position_embeddings", None)
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if requested is None:
         return min(context or MAX_WINDOW, MAX_WINDOW)
     if context is not None and requested > context:

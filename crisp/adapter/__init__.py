@@ -6,6 +6,7 @@ its implementation up in a common registry. By intercepting that forward CRISP s
 router returned, and decides what is computed.
 """
 
+from crisp.adapter.activations import find_activation
 from crisp.adapter.experts import Experts, execute
 from crisp.adapter.layout import ExpertLayout, Handler, MoeLayer, expert_layout, intercept_experts
 from crisp.adapter.record import (
@@ -29,6 +30,7 @@ __all__ = [
     "attach",
     "execute",
     "expert_layout",
+    "find_activation",
     "intercept_experts",
     "look_ahead",
     "rank_by_weight",

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from crisp.adapter.alike import flags_of
 from crisp.adapter.layout import MoeLayer
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 
-_FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm")
+GATE, UP, DOWN = range(3)
+"""The matrices of an expert."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,26 +34,28 @@ class Experts:
     has_bias: bool
     transposed: bool  # matrices are [in, out], not [out, in]
     concatenated: bool  # gate | up, not gate, up, gate, up, ...
+    scales_inputs: bool = False  # the router's weight multiplies inputs, not outputs
 
     @classmethod
     def of(cls, layer: MoeLayer) -> Experts:
         """Return the experts of ``layer``; CrispError if their layout is not understood."""
         module, name = layer.experts, layer.name
         who = f"{name} ({type(module).__name__})"
-        lacks = [flag for flag in _FLAGS if not isinstance(getattr(module, flag, None), bool)]
+        flags = flags_of(module)
+        lacks = [flag for flag, value in flags.items() if not isinstance(value, bool)]
         if lacks:
             raise CrispError(f"{who}: does not say its layout ({lacks[0]}); not understood")
-        if module.has_post_expert_norm:
+        if flags["has_post_expert_norm"]:
             raise CrispError(f"{who}: normalises each expert's output; widths are not understood")
         down = getattr(module, "down_proj", None)
-        up = getattr(module, "gate_up_proj" if module.has_gate else "up_proj", None)
+        up = getattr(module, "gate_up_proj" if flags["has_gate"] else "up_proj", None)
         if down is None or up is None or down.ndim != 3 or up.ndim != 3:
             raise CrispError(f"{who}: its matrices are not the three-dimensional ones expected")
         n_experts, d_ff, d_model = down.shape
-        if not module.is_transposed:
+        if not flags["is_transposed"]:
             d_ff, d_model = d_model, d_ff
-        rows = d_ff * (2 if module.has_gate else 1)
-        shape = (d_model, rows) if module.is_transposed else (rows, d_model)
+        rows = d_ff * (2 if flags["has_gate"] else 1)
+        shape = (d_model, rows) if flags["is_transposed"] else (rows, d_model)
         if tuple(up.shape) != (n_experts, *shape):
             raise CrispError(
                 f"{who}: gate and up are {tuple(up.shape)}, expected {(n_experts, *shape)}"
@@ -62,10 +66,11 @@ class Experts:
             n_experts=n_experts,
             d_model=d_model,
             d_ff=d_ff,
-            has_gate=module.has_gate,
-            has_bias=module.has_bias,
-            transposed=module.is_transposed,
-            concatenated=module.is_concatenated,
+            has_gate=flags["has_gate"],
+            has_bias=flags["has_bias"],
+            transposed=flags["is_transposed"],
+            concatenated=flags["is_concatenated"],
+            scales_inputs=layer.scales_inputs,
         )
         experts._check_activation(who)
         return experts
@@ -79,10 +84,10 @@ class Experts:
         columns = self.d_ff * (2 if self.has_gate else 1)
         projected = 4 * torch.sin(1.7 * torch.arange(columns, dtype=torch.float32))[None]
         with torch.no_grad():
-            whole = self._activate(projected)  # [1, d_ff]
+            whole = self.activate(projected)  # [1, d_ff]
             for neurons in {1, self.d_ff // 2, self.d_ff} - {0}:
                 try:
-                    part = self._activate(projected[:, self._columns(neurons)])  # [1, neurons]
+                    part = self.activate(projected[:, self._columns(neurons)])  # [1, neurons]
                 except RuntimeError as error:  # sizes do not match: it has weights per neuron
                     raise CrispError(
                         f"{who}: its activation does not take {neurons} neurons alone; "
@@ -102,10 +107,14 @@ class Experts:
         gates = torch.arange(neurons)
         return torch.cat([gates, gates + self.d_ff])
 
-    def _activate(self, projected: Any) -> Any:
+    def activate(self, projected: Any) -> Any:
         """Return the activation [rows, neurons] of projected [rows, 1 or 2 per neuron]."""
-        act = self.module._apply_gate if self.has_gate else self.module.act_fn
-        return act(projected)
+        if not self.has_gate:
+            return self.module.act_fn(projected)
+        if hasattr(self.module, "_apply_gate"):
+            return self.module._apply_gate(projected)
+        gate, up = projected.chunk(2, dim=-1)
+        return self.module.act_fn(gate) * up
 
     def activation(self, expert: int, x: Any, neurons: int) -> Any:
         """Return sigma(x W_gate) * (x W_up) of the leading neurons: [rows, neurons].
@@ -121,7 +130,7 @@ class Experts:
         else:
             parts = [slice(2 * neurons if self.has_gate else neurons)]
         out = [self._linear(x, weight, bias, part) for part in parts]
-        return self._activate(out[0] if len(out) == 1 else import_extra("torch").cat(out, -1))
+        return self.activate(out[0] if len(out) == 1 else import_extra("torch").cat(out, -1))
 
     def _up(self) -> Any:
         """Return the weight of the gate-up projection (without a gate: of the up projection)."""
@@ -165,6 +174,23 @@ class Experts:
         """Return (name, weight [experts, ...]) of the gate-up projection and of the down one."""
         up = "gate_up_proj" if self.has_gate else "up_proj"
         return [(f"{self.name}.{n}", getattr(self.module, n)) for n in (up, "down_proj")]
+
+    def parameters(self) -> list[str]:
+        """Return the names, in the model, of the parameters with weights or biases of neurons."""
+        up = "gate_up_proj" if self.has_gate else "up_proj"
+        leaves = [up, "down_proj"] + ([f"{up}_bias"] if self.has_bias else [])
+        return [f"{self.name}.{leaf}" for leaf in leaves]
+
+    def split(self, name: str, tensor: Any) -> list[tuple[int, Any]]:
+        """Return one expert's matrices in its entry of a parameter: (which, [d_ff, columns]).
+
+        name: one of `parameters`. Biases have one column.
+        """
+        if name.endswith("down_proj"):
+            return [(DOWN, tensor if self.transposed else tensor.T)]
+        is_bias = name.endswith("_bias")
+        up = tensor[:, None] if is_bias else tensor.T if self.transposed else tensor
+        return list(zip((GATE, UP) if self.has_gate else (UP,), self._by_neuron(up), strict=True))
 
     def neurons(self, expert: int) -> tuple[Any, Any]:
         """Return views by neuron of an expert's weights.
@@ -229,12 +255,15 @@ def execute(
         if expert == experts.n_experts or not width:
             continue
         rank, token = rows // n, rows % n
-        activation = experts.activation(expert, hidden[token], width)  # [rows, width]
+        inputs, weight = hidden[token], weights[token, rank, None]
+        if experts.scales_inputs:
+            inputs, weight = inputs * weight, 1
+        activation = experts.activation(expert, inputs, width)  # [rows, width]
         if watch is not None:
             watch(expert, activation)
         output = experts.output(expert, activation)  # [rows, d_model]
         if watch_output is not None:
             watch_output(expert, token, output)
-        output = output * weights[token, rank, None]
+        output = output * weight
         final.index_add_(0, token, output.to(final.dtype))
     return final

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
+from crisp.adapter.alike import call_of, is_alike
+from crisp.adapter.calls import Intercept, intercept_call, intercept_scaled_inputs
 from crisp.errors import CrispError
 from crisp.extensions import load_entry_points
 from crisp.extras import import_extra
@@ -25,8 +28,14 @@ class MoeLayer:
 
     index: int  # its place among all decoder layers
     name: str  # of the module of its routed experts
-    block: Any  # the module of its router, experts and any shared ones
+    block: Any  # the module of its router, experts and any shared ones; None: the layer itself is
     experts: Any  # the module of its routed experts, inside the block
+    intercept: Intercept = intercept_call
+
+    @property
+    def scales_inputs(self) -> bool:
+        """Whether the router's weight multiplies an expert's input instead of its output."""
+        return self.intercept is intercept_scaled_inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +46,7 @@ class ExpertLayout:
     n_experts: int  # routed experts of an MoE layer
     layers: tuple[MoeLayer, ...]  # in order of execution
     stack: str  # name of the list of decoder layers, such as "model.layers"
+    model: Any
 
 
 FindExperts = Callable[[str, Any], Any]
@@ -49,23 +59,21 @@ LAYOUTS: dict[str, FindExperts] = {}
 
 
 def expert_layout(model: Any) -> ExpertLayout:
-    """Find the MoE layers of a decoder-only transformers model.
+    """Find the MoE layers of a decoder-only transformers model, or of a larger one's text part.
 
-    Raises CrispError, naming the model's class, for anything else: encoder-decoders, models of
-    images or sound, models without routed experts, and experts that transformers does not reach
-    through its common interface.
+    Raises CrispError, naming the model's class, for anything else: encoder-decoders, models without
+    routed experts or with several stacks that have some, and experts that are neither reached
+    through transformers' common interface nor laid out like those that are.
     """
     who = f"{type(model).__name__} (model_type {model.config.model_type})"
     if getattr(model.config, "is_encoder_decoder", False):
         raise CrispError(
             f"{who}: is an encoder-decoder; a decoder-only language model was expected"
         )
-    if model.config.get_text_config() is not model.config:
-        raise CrispError(f"{who}: is more than a language model; one of text alone was expected")
     modules = dict(model.named_modules())
     names = [name for name, module in modules.items() if _has_common_interface(module)]
-    if not names:
-        names = _names_by_plugins(who, modules)
+    names = names or _names_by_plugins(who, modules)
+    names = names or [name for name, module in modules.items() if is_alike(module)]
     if not names:
         unknown = next((m for m in modules.values() if "Experts" in type(m).__name__), None)
         if unknown is not None:
@@ -79,13 +87,13 @@ def expert_layout(model: Any) -> ExpertLayout:
     stacks = {position.stack for position in positions.values() if position is not None}
     layers = []
     for name, position in positions.items():
-        if position is None or len(stacks) > 1 or position.without_block:
+        if position is None or len(stacks) > 1:
             raise CrispError(
                 f"{who}: the place of {name} is not understood; "
                 "an MoE block inside one list of decoder layers was expected"
             )
-        block = modules[name.rpartition(".")[0]]
-        layers.append(MoeLayer(position.layer, name, block, modules[name]))
+        block = None if position.without_block else modules[name.rpartition(".")[0]]
+        layers.append(MoeLayer(position.layer, name, block, modules[name], call_of(modules[name])))
     if len({layer.index for layer in layers}) < len(layers):
         raise CrispError(f"{who}: has a layer with two groups of routed experts; one was expected")
     counts = {int(layer.experts.num_experts) for layer in layers}
@@ -95,7 +103,7 @@ def expert_layout(model: Any) -> ExpertLayout:
         )
     ordered = tuple(sorted(layers, key=lambda layer: layer.index))
     stack = stacks.pop()
-    return ExpertLayout(len(modules[stack]), counts.pop(), ordered, stack)
+    return ExpertLayout(len(modules[stack]), counts.pop(), ordered, stack, model)
 
 
 def _names_by_plugins(who: str, modules: dict[str, Any]) -> list[str]:
@@ -144,33 +152,9 @@ def _position(name: str, modules: dict[str, Any]) -> _Position | None:
 
 @contextmanager
 def intercept_experts(layout: ExpertLayout, handler: Handler) -> Iterator[None]:
-    """Let ``handler`` compute every routed-experts module within the block.
-
-    An implementation set by ``model.set_experts_implementation`` stays set and is what ``run``
-    calls; a forward somebody else put on the module (offloading hooks) is kept as well.
-    """
+    """Let ``handler`` compute every routed-experts module within the block."""
     with ExitStack() as stack:
         for which, layer in enumerate(layout.layers):
-            forward = _intercepted(which, layer.experts.forward, handler)
-            stack.enter_context(replaced_forward(layer.experts, forward))
+            call = partial(handler, which)
+            stack.enter_context(layer.intercept(layer.block, layer.experts, call))
         yield
-
-
-def _intercepted(which: int, forward: Callable[..., Any], handler: Handler) -> Callable[..., Any]:
-    def call_handler(hidden: Any, index: Any, weights: Any) -> Any:
-        return handler(which, hidden, index, weights, lambda: forward(hidden, index, weights))
-
-    return call_handler
-
-
-@contextmanager
-def replaced_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """Give ``module`` another forward within the block, and its own again afterwards."""
-    before = module.__dict__.get("forward")  # None unless somebody replaced the class's
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before

@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crisp.adapter.layout import (
-    ExpertLayout,
-    MoeLayer,
-    expert_layout,
-    intercept_experts,
-    replaced_forward,
-)
+from crisp.adapter.layout import ExpertLayout, MoeLayer, expert_layout, intercept_experts
 from crisp.adapter.scores import observe_scores, to_scores
 from crisp.errors import CrispError
 from crisp.extras import import_extra
@@ -131,8 +125,10 @@ class RoutingRecorder:
 def look_ahead(layout: ExpertLayout, predicted: Callable[[int, Any, Any], None]) -> Iterator[None]:
     """Ask every router but the first about the input of the MoE block before its own.
 
-    Within the block, when an MoE block is about to run, ``predicted(which, top_k_index [n, k],
-    top_k_weights [n, k])`` gets the answer of the router of the next MoE layer, number ``which``.
+    Nothing is asked in a model without blocks that could be run alone (its experts hang on the
+    decoder layers). Within the block, when an MoE block is about to run, ``predicted(which,
+    top_k_index [n, k], top_k_weights [n, k])`` gets the answer of the router of the next MoE layer,
+    number ``which``.
     """
     with ExitStack() as stack:
         for which, layer in enumerate(layout.layers[:-1], start=1):
@@ -140,6 +136,8 @@ def look_ahead(layout: ExpertLayout, predicted: Callable[[int, Any, Any], None])
             def ask_next(_: Any, args: Any, kwargs: Any, which: int = which) -> None:
                 predicted(which, *_ask_router(layout.layers[which], args, kwargs))
 
+            if layer.block is None:
+                continue
             hook = layer.block.register_forward_pre_hook(ask_next, with_kwargs=True)
             stack.callback(hook.remove)
         yield
@@ -160,13 +158,13 @@ def _ask_router(layer: MoeLayer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     transformers would otherwise take its router logits for real ones.
     """
 
-    def raise_answer(_: Any, index: Any, weights: Any) -> None:
+    def raise_answer(_: Any, index: Any, weights: Any, __: Any) -> None:
         raise _RouterAnswer(index, weights)
 
     block = layer.block
     try:
         with (
-            replaced_forward(layer.experts, raise_answer),
+            layer.intercept(block, layer.experts, raise_answer),
             import_extra("torch").no_grad(),
             _without_hooks(block),
         ):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from crisp.adapter import ExpertLayout, expert_layout
-from crisp.checkpoint.files import Checkpoint, open_checkpoint, read_headers
+from crisp.checkpoint.files import Checkpoint, is_other_part, open_checkpoint, read_headers
 from crisp.checkpoint.geometry.read import read_folder
 from crisp.checkpoint.library import load_config, load_tokenizer, model_without_weights
 from crisp.checkpoint.source import ModelSource, find_model
@@ -108,9 +108,10 @@ def is_extra(name: str, n_layers: int) -> bool:
 def refuse_unless_extra(names: Iterable[str], n_layers: int, where: str) -> list[str]:
     """Raise CrispError for weights that the model does not have, but for those of extra layers.
 
-    Returns a note about these.
+    Returns a note about these. What reads images or sound is left alone, where the model is the
+    language model of a larger one.
     """
-    names = set(names)
+    names = {name for name in names if not is_other_part(name)}
     unknown = {name for name in names if not is_extra(name, n_layers)}
     if unknown:
         raise CrispError(

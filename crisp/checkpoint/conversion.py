@@ -7,7 +7,7 @@ takes no memory of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from crisp.checkpoint.files import Checkpoint
+from crisp.checkpoint.files import Checkpoint, TensorEntry, is_other_part
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 
@@ -26,7 +26,7 @@ ReadTensor = Callable[[str], Any]
 
 
 @dataclass(eq=False)
-class _TensorGroup:
+class TensorGroup:
     """Tensors of the checkpoint that together become one or several tensors of the model."""
 
     target: str  # name of the first tensor of the model
@@ -37,6 +37,81 @@ class _TensorGroup:
     def __str__(self) -> str:
         names = [name for sources in self.sources.values() for name in sources]
         return f"tensor {names[0]!r}" + (f" and {len(names) - 1} like it" if names[1:] else "")
+
+    def may_be_stacked(self, count: int, tensors: Mapping[str, TensorEntry]) -> bool:
+        """Return whether each pattern has ``count`` tensors, all of one shape."""
+        return self.converter is not None and all(
+            len(names) == count and len({tensors[name].shape for name in names}) == 1
+            for names in self.sources.values()
+        )
+
+    def convert(self, model: Any, part: int | None, read: ReadTensor) -> dict[str, Any]:
+        """Return the tensors that the group becomes, or those of entry ``part`` alone.
+
+        Raises ConversionError if the rule does not take what ``read`` returns.
+        """
+        if self.converter is None:
+            (names,) = self.sources.values()
+            return {self.target: read(names[0])}
+        converter = deepcopy(self.converter)
+        for pattern, names in self.sources.items():
+            for name in names if part is None else names[part : part + 1]:
+                converter.add_tensor(self.target, name, pattern, read(name))
+        try:
+            tensors = converter.convert(self.target, model=model, config=model.config)
+        except (RuntimeError, ValueError, IndexError) as error:
+            reason = " ".join(str(error).split())[:120]
+            raise ConversionError(f"cannot become {self.target}: {reason}") from error
+        return {name: x[0] if isinstance(x, list) else x for name, x in tensors.items()}
+
+
+class ConversionError(Exception):
+    """A rule that does not take the tensors it was given; says what they cannot become."""
+
+
+def tensor_groups(
+    model: Any, checkpoint: Checkpoint
+) -> tuple[dict[str, TensorGroup], dict[str, str]]:
+    """Return the groups of a checkpoint's tensors by the (first) tensor of the model they become.
+
+    Then the rest: the name that the model's rules give a tensor, and its own. What belongs to
+    decoder layers that the model does not have (they predict further tokens), or to what reads
+    images or sound, is left out. Raises CrispError for a tensor that is there in two spellings.
+    """
+    loading = import_extra("transformers.core_model_loading")
+    rules = import_extra("transformers.conversion_mapping").get_model_conversion_mapping(model)
+    renamings = [rule for rule in rules if isinstance(rule, loading.WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, loading.WeightConverter)]
+    by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
+    base, empty = model.base_model_prefix, model.state_dict()
+    groups, unknown = dict[str, TensorGroup](), dict[str, str]()
+    for name in sorted(checkpoint.tensors, key=loading.dot_natural_key):
+        target, pattern = loading.rename_source_key(name, renamings, converters, base, empty)
+        if target not in empty and name in empty:  # is in that spelling already
+            target, pattern = name, None
+        if target not in empty:
+            unknown.setdefault(target, name)
+            continue
+        group = groups.setdefault(target, TensorGroup(target, by_pattern.get(pattern)))
+        if group.converter is not by_pattern.get(pattern) or (group.sources and not pattern):
+            raise CrispError(f"{checkpoint.where(name)}: makes {target}, and so does {group}")
+        group.sources.setdefault(pattern or name, []).append(name)
+    return groups, {
+        target: name
+        for target, name in unknown.items()
+        if not _beyond(model, target) and not is_other_part(name)
+    }
+
+
+def _beyond(model: Any, name: str) -> bool:
+    """Return whether a tensor is of a layer behind the last of the model's decoder layers."""
+    stack, _, rest = name.partition(".layers.")
+    number = rest.partition(".")[0]
+    try:
+        layers = model.get_submodule(f"{stack}.layers")
+    except AttributeError:
+        return False
+    return number.isdecimal() and int(number) >= len(layers)
 
 
 class Conversion:
@@ -49,7 +124,8 @@ class Conversion:
     def __init__(self, model: Any, checkpoint: Checkpoint) -> None:
         self._model, self._checkpoint = model, checkpoint
         self._empty: dict[str, Any] = dict(model.state_dict())  # name in the model -> meta tensor
-        self._groups = self._plan()
+        self._groups, unknown = tensor_groups(model, checkpoint)
+        self._check(self._groups, unknown)
 
     def tensors(self, names: Collection[str]) -> Iterator[tuple[str, Any]]:
         """Yield (name, tensor) of these tensors of the model, in memory, in the model's type."""
@@ -77,36 +153,7 @@ class Conversion:
         with self._reader() as read:
             return self._convert(group, None, read)[name]
 
-    def _plan(self) -> dict[str, _TensorGroup]:
-        """Return the groups of tensors by name of the (first) tensor of the model they become."""
-        loading = import_extra("transformers.core_model_loading")
-        rules = import_extra("transformers.conversion_mapping").get_model_conversion_mapping(
-            self._model
-        )
-        renamings = [rule for rule in rules if isinstance(rule, loading.WeightRenaming)]
-        converters = [rule for rule in rules if isinstance(rule, loading.WeightConverter)]
-        by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
-        base = self._model.base_model_prefix
-        groups, unknown = dict[str, _TensorGroup](), set[str]()
-        for name in sorted(self._checkpoint.tensors, key=loading.dot_natural_key):
-            target, pattern = loading.rename_source_key(
-                name, renamings, converters, base, self._empty
-            )
-            if target not in self._empty and name in self._empty:  # is in that spelling already
-                target, pattern = name, None
-            if target not in self._empty:
-                unknown.add(target)
-                continue
-            group = groups.setdefault(target, _TensorGroup(target, by_pattern.get(pattern)))
-            if group.converter is not by_pattern.get(pattern) or (group.sources and not pattern):
-                raise CrispError(
-                    f"{self._checkpoint.where(name)}: makes {target}, and so does {group}"
-                )
-            group.sources.setdefault(pattern or name, []).append(name)
-        self._check(groups, unknown)
-        return groups
-
-    def _check(self, groups: dict[str, _TensorGroup], unknown: set[str]) -> None:
+    def _check(self, groups: Mapping[str, TensorGroup], unknown: Mapping[str, str]) -> None:
         """Raise CrispError unless the groups make exactly the model's tensors."""
         folder, targets = self._checkpoint.folder, set[str]()
         for group in groups.values():
@@ -119,7 +166,7 @@ class Conversion:
                         "expected from the config"
                     )
         missing = self._empty.keys() - targets - self._model.all_tied_weights_keys.keys()
-        keys = SimpleNamespace(missing_keys=missing, unexpected_keys=unknown)
+        keys = SimpleNamespace(missing_keys=missing, unexpected_keys=set(unknown))
         self._model._adjust_missing_and_unexpected_keys(keys)  # each family knows exceptions
         if keys.missing_keys:
             raise CrispError(f"{folder}: lacks the model's {min(keys.missing_keys)}")
@@ -128,7 +175,7 @@ class Conversion:
                 f"{folder}: holds {min(keys.unexpected_keys)}, which the model does not have"
             )
 
-    def _shapes(self, group: _TensorGroup) -> dict[str, Any]:
+    def _shapes(self, group: TensorGroup) -> dict[str, Any]:
         """Return name and shape of each tensor that the group becomes.
 
         On the way ``group.stacked`` is set where the tensor can be made in parts.
@@ -139,34 +186,19 @@ class Conversion:
             return torch.empty(tensors[name].shape, device="meta")
 
         expected = self._empty[group.target].shape
-        counts = {len(names) for names in group.sources.values()}
-        same_shape = all(
-            len({tensors[name].shape for name in names}) == 1 for names in group.sources.values()
-        )
-        if group.converter is not None and same_shape and counts == {expected[0]}:
+        if group.may_be_stacked(expected[0] if expected else 0, tensors):
             part = {name: x.shape for name, x in self._convert(group, 0, read).items()}
             group.stacked = part == {group.target: (1, *expected[1:])}
         if group.stacked:
             return {group.target: expected}
         return {name: x.shape for name, x in self._convert(group, None, read).items()}
 
-    def _convert(self, group: _TensorGroup, part: int | None, read: ReadTensor) -> dict[str, Any]:
+    def _convert(self, group: TensorGroup, part: int | None, read: ReadTensor) -> dict[str, Any]:
         """Return the tensors that the group becomes, or entry ``part`` of a stacked one."""
-        if group.converter is None:
-            (names,) = group.sources.values()
-            return {group.target: read(names[0])}
-        converter = deepcopy(group.converter)
-        for pattern, names in group.sources.items():
-            for name in names if part is None else names[part : part + 1]:
-                converter.add_tensor(group.target, name, pattern, read(name))
         try:
-            tensors = converter.convert(group.target, model=self._model, config=self._model.config)
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise CrispError(
-                f"{self._checkpoint.folder}: {group}: cannot become {group.target}: "
-                f"{' '.join(str(error).split())[:120]}"
-            ) from error
-        return {name: x[0] if isinstance(x, list) else x for name, x in tensors.items()}
+            return group.convert(self._model, part, read)
+        except ConversionError as error:
+            raise CrispError(f"{self._checkpoint.folder}: {group}: {error}") from error
 
     @contextmanager
     def _reader(self) -> Iterator[ReadTensor]:

@@ -1,8 +1,6 @@
 """Which tensors of a checkpoint hold the neurons of routed experts, and where in them each lies.
 
-Checkpoints come in two spellings: one tensor per expert and matrix (``experts.3.w1.weight``,
-``experts.3.gate_proj.weight``: [out, in], as of any linear layer), or one per layer and matrix
-(``experts.gate_up_proj`` [experts, ...], laid out as in the model's own module). Either way a
+The names are found by transformers' own rules of loading, so any spelling will do that it loads. A
 tensor is [experts, outer, d_ff, inner] in memory: an order of neurons is applied along its third
 axis and everything else stays.
 """
@@ -10,19 +8,18 @@ axis and everything else stays.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from crisp.adapter import ExpertLayout, Experts
-from crisp.checkpoint.files import SINGLE, Checkpoint, quantised_error
+from crisp.checkpoint.conversion import ConversionError, TensorGroup, tensor_groups
+from crisp.checkpoint.files import SINGLE, Checkpoint, TensorEntry, quantised_error
+from crisp.checkpoint.placement import Part, Placement, placements
 from crisp.errors import CrispError
+from crisp.extras import import_extra
 
 FLOATS = ("BF16", "F16", "F32", "F64")
-
-# Gate, up and down of one expert as published: by Mixtral and its relatives, by everybody else.
-_SEPARATE = (("w1", "w3", "w2"), ("gate_proj", "up_proj", "down_proj"))
-# (name in transformers, name in published checkpoints)
-_ALIASES = ((".mlp.", ".block_sparse_moe."), ("model.", "backbone."))
 
 
 @dataclass(frozen=True)
@@ -35,10 +32,8 @@ class ExpertTensor:
     outer: int  # elements in front of the axis of neurons
     d_ff: int
     inner: int  # elements of one neuron behind it
-
-
-Expected = dict[str, tuple[tuple[int, ...], ExpertTensor | None]]
-"""Tensor name -> (its shape, where its neurons are; None: it has none)."""
+    parts: tuple[Part, ...]  # the matrices in an expert's entry
+    biases: bool  # it holds biases, not matrices
 
 
 def expert_tensors(checkpoint: Checkpoint, layout: ExpertLayout) -> dict[str, ExpertTensor]:
@@ -48,122 +43,193 @@ def expert_tensors(checkpoint: Checkpoint, layout: ExpertLayout) -> dict[str, Ex
     CrispError, naming file and tensor, for a spelling that is not understood, tensors that are
     missing, left over or of another shape, and quantised ones.
     """
-    names = _names_by_layer(checkpoint, layout)
+    groups, unknown = tensor_groups(layout.model, checkpoint)
+    _refuse_left_over(checkpoint, layout, unknown)
+    finder = _Finder(checkpoint, layout.model)
     result: dict[str, ExpertTensor] = {}
     for layer in layout.layers:
-        prefix, in_layer = names.get(layer.index, ("", []))
         experts = Experts.of(layer)
-        expected = _expected(checkpoint, prefix, in_layer, experts, layer.index)
-        for name in sorted(set(in_layer) - expected.keys()):
-            raise CrispError(f"{checkpoint.where(name)}: is not expected among routed experts")
-        for name, (shape, neurons) in expected.items():
-            if name not in checkpoint.tensors:
-                file = checkpoint.folder / (checkpoint.index or SINGLE)
-                raise CrispError(f"{file}: lacks tensor {name!r}")
-            tensor = checkpoint.tensors[name]
-            if tensor.dtype not in FLOATS:
-                raise quantised_error(checkpoint.where(name), f"is {tensor.dtype}")
-            if tensor.shape != shape:
-                raise CrispError(
-                    f"{checkpoint.where(name)}: is {list(tensor.shape)}; "
-                    f"{list(shape)} was expected from the config"
-                )
-            if neurons is not None:
-                result[name] = neurons
+        for target in experts.parameters():
+            if target not in groups:
+                raise _unknown_spelling(checkpoint, layer.index)
+            result |= finder.tensors(groups[target], experts, layer.index)
     return result
 
 
-def _names_by_layer(
-    checkpoint: Checkpoint, layout: ExpertLayout
-) -> dict[int, tuple[str, list[str]]]:
-    """Return for each decoder layer the prefix of its experts' tensors, and their names.
+def _refuse_left_over(
+    checkpoint: Checkpoint, layout: ExpertLayout, unknown: Mapping[str, str]
+) -> None:
+    """Raise CrispError for tensors of routed experts that become none of the model's.
 
-    Experts beyond the decoder layers (those that predict further tokens) are left out.
+    unknown: the name that transformers' rules give a tensor, and its own.
     """
-    layer_of = {name: layer.index for layer in layout.layers for name in _aliases(layer.name)}
-    stacks = [re.escape(name.removesuffix(".")) for name in _aliases(layout.stack + ".")]
-    inside = re.compile(rf"(?:{'|'.join(stacks)})\.(\d+)\.")
-    result: dict[int, tuple[str, list[str]]] = {}
-    for name in checkpoint.tensors:
-        prefix, dot, _ = name.partition(".experts.")
-        prefix += ".experts"
-        if not dot:
-            continue
-        if prefix in layer_of:
-            first_prefix, names = result.setdefault(layer_of[prefix], (prefix, []))
-            names.append(name)
-            if first_prefix != prefix:
-                raise CrispError(f"{checkpoint.where(name)}: there is {names[0]!r} as well")
-        elif (match := inside.match(name)) and int(match[1]) < layout.n_layers:
+    prefixes = tuple(f"{layer.name}." for layer in layout.layers)
+    inside = re.compile(rf"{re.escape(layout.stack)}\.\d+\.(.*\.)?experts\.")
+    for target, name in unknown.items():
+        if target.startswith(prefixes):
+            raise CrispError(f"{checkpoint.where(name)}: is not expected among routed experts")
+        if inside.match(target) and "shared" not in target:
             raise CrispError(f"{checkpoint.where(name)}: is not expected; not understood")
-    return result
 
 
-def _aliases(name: str) -> list[str]:
-    """Return a module's name and all the names it may have in a published checkpoint."""
-    names = [name]
-    for in_transformers, published in _ALIASES:
-        names += [x.replace(in_transformers, published, 1) for x in names if in_transformers in x]
-    return names
-
-
-def _expected(
-    checkpoint: Checkpoint, prefix: str, names: list[str], experts: Experts, layer: int
-) -> Expected:
-    """Return the tensors a layer must have, in the spelling that its ``names`` are in."""
-    suffixes = [name.removeprefix(f"{prefix}.") for name in names]
-    as_in_module = ("gate_up_proj" if experts.has_gate else "up_proj", "down_proj")
-    for up, down in (as_in_module, ("fc1.weight", "fc2.weight")):  # the latter: Aria
-        if up in suffixes:
-            return dict(_one_per_layer(prefix, up, down, experts, layer))
-    for parts in _SEPARATE:
-        if any(re.fullmatch(rf"\d+\.({'|'.join(parts)})\.weight", name) for name in suffixes):
-            if experts.has_bias:
-                raise CrispError(
-                    f"{checkpoint.where(names[0])}: is of one expert, with biases; not understood"
-                )
-            return dict(_one_per_expert(prefix, parts, experts, layer))
+def _unknown_spelling(checkpoint: Checkpoint, layer: int) -> CrispError:
+    """Return the error for a layer whose experts are nowhere."""
     in_layer = [x for x in checkpoint.tensors.values() if f".{layer}." in x.name]
     largest = max(in_layer, key=lambda tensor: tensor.nbytes, default=None)
-    raise CrispError(
+    return CrispError(
         f"{checkpoint.folder}: the experts of layer {layer} are not in a known spelling "
-        f"(its largest tensor: {largest.name if largest else 'none'}); 'experts.N.w1.weight', "
-        "'experts.N.up_proj.weight', 'experts.gate_up_proj' and so on were expected"
+        f"(its largest tensor: {largest.name if largest else 'none'}); one that transformers "
+        "loads was expected"
     )
 
 
-def _one_per_expert(
-    prefix: str, parts: tuple[str, str, str], experts: Experts, layer: int
-) -> Iterator[tuple[str, tuple[tuple[int, ...], ExpertTensor | None]]]:
-    """Yield (name, (shape, neurons)) of tensors that each hold one matrix of one expert."""
-    gate, up, down = parts
-    d_ff, d = experts.d_ff, experts.d_model
-    for expert in range(experts.n_experts):
-        for part in (gate, up) if experts.has_gate else (up,):
-            neurons = ExpertTensor(layer, expert, 1, outer=1, d_ff=d_ff, inner=d)
-            yield f"{prefix}.{expert}.{part}.weight", ((d_ff, d), neurons)
-        neurons = ExpertTensor(layer, expert, 1, outer=d, d_ff=d_ff, inner=1)
-        yield f"{prefix}.{expert}.{down}.weight", ((d, d_ff), neurons)
+class _Finder:
+    """Finds the neurons in the tensors that make one parameter of the model."""
+
+    def __init__(self, checkpoint: Checkpoint, model: Any) -> None:
+        self._checkpoint, self._model = checkpoint, model
+        self._empty: dict[str, Any] = dict(model.state_dict())
+        self._known: dict[Any, dict[str, Placement]] = {}  # layers are alike: found once
+
+    def tensors(self, group: TensorGroup, experts: Experts, layer: int) -> dict[str, ExpertTensor]:
+        """Return the tensors of a group by name."""
+        entries = self._checkpoint.tensors
+        for names in group.sources.values():
+            for name in names:
+                if entries[name].dtype not in FLOATS:
+                    raise quantised_error(self._checkpoint.where(name), f"is {entries[name].dtype}")
+        n, biases = experts.n_experts, group.target.endswith("_bias")
+        result: dict[str, ExpertTensor] = {}
+        if group.converter is None or any(len(x) == 1 for x in group.sources.values()):
+            for name, place in self._fused(group, experts).items():
+                result[name] = _at(place, layer, 0, n, experts.d_ff, biases)
+            return result
+        placed = self._one_by_one(group, experts)
+        for pattern, names in group.sources.items():
+            for expert, name in enumerate(names):
+                result[name] = _at(placed[pattern], layer, expert, 1, experts.d_ff, biases)
+        return result
+
+    def _fused(self, group: TensorGroup, experts: Experts) -> dict[str, Placement]:
+        """Return the placements in tensors that each hold all experts, by name."""
+        names = [name for names in group.sources.values() for name in names]
+        if group.converter is None:
+            self._check_shape(self._checkpoint.tensors[names[0]], self._empty[group.target].shape)
+        shapes = {}
+        for name in names:
+            first, *rest = self._checkpoint.tensors[name].shape or (0,)
+            if first != experts.n_experts:
+                raise self._wrong(group, f"is {[first, *rest]}, not of {experts.n_experts} experts")
+            shapes[name] = (1, *rest)
+        return self._place(group, experts, shapes, None)
+
+    def _one_by_one(self, group: TensorGroup, experts: Experts) -> dict[str, Placement]:
+        """Return the placements in tensors of one expert each, by the pattern of their names."""
+        entries, shapes = self._checkpoint.tensors, {}
+        for pattern, names in group.sources.items():
+            numbers = [_number(name) for name in names]
+            for name in names[1:]:
+                if _prefix(name) != _prefix(names[0]):
+                    other = names[0]
+                    raise CrispError(f"{self._checkpoint.where(name)}: there is {other!r} as well")
+            for name, number in zip(names, numbers, strict=True):
+                if number >= experts.n_experts:
+                    raise CrispError(
+                        f"{self._checkpoint.where(name)}: is not expected among routed experts"
+                    )
+            lacking = sorted(set(range(experts.n_experts)) - set(numbers))
+            if lacking:
+                name = re.sub(rf"\.{numbers[0]}\.(?!.*\.\d+\.)", f".{lacking[0]}.", names[0])
+                file = self._checkpoint.folder / (self._checkpoint.index or SINGLE)
+                raise CrispError(f"{file}: lacks tensor {name!r}")
+            shapes[pattern] = _commonest([entries[name].shape for name in names])
+            for name in names:
+                self._check_shape(entries[name], shapes[pattern])
+        return self._place(group, experts, shapes, 0)
+
+    def _place(
+        self,
+        group: TensorGroup,
+        experts: Experts,
+        shapes: dict[str, tuple[int, ...]],
+        part: int | None,
+    ) -> dict[str, Placement]:
+        """Return the placements of one expert, by name or (``part`` 0) pattern."""
+        expected = (1, *self._empty[group.target].shape[1:])
+        leaf = group.target.rpartition(".")[2]
+        key = (leaf, type(group.converter), expected, *shapes.items()) if part == 0 else None
+        if key is not None and key in self._known:
+            return self._known[key]
+        pattern_of = {x: p for p, names in group.sources.items() for x in names}
+
+        def convert(labels: Mapping[str, Any]) -> Any:
+            def read(name: str) -> Any:
+                return labels[name if part is None else pattern_of[name]]
+
+            try:
+                whole = group.convert(_OfOneExpert(self._model, expected), part, read)[group.target]
+            except ConversionError as error:
+                raise self._wrong(group, str(error)) from error
+            if whole.shape != expected:
+                raise self._wrong(
+                    group,
+                    f"becomes {list(whole.shape[1:])} of each expert; {list(expected[1:])} was "
+                    "expected from the config",
+                )
+            return whole
+
+        def split(whole: Any) -> list[tuple[int, Any]]:
+            return experts.split(group.target, whole[0])
+
+        found = placements(shapes, convert, split)
+        if found is None:
+            raise self._wrong(group, "its neurons are not understood")
+        if key is not None:
+            self._known[key] = found
+        return found
+
+    def _check_shape(self, tensor: TensorEntry, expected: Any) -> None:
+        if tensor.shape != tuple(expected):
+            raise CrispError(
+                f"{self._checkpoint.where(tensor.name)}: is {list(tensor.shape)}; "
+                f"{list(expected)} was expected from the config"
+            )
+
+    def _wrong(self, group: TensorGroup, reason: str) -> CrispError:
+        name = next(name for names in group.sources.values() for name in names)
+        return CrispError(f"{self._checkpoint.where(name)}: {reason}")
 
 
-def _one_per_layer(
-    prefix: str, up: str, down: str, experts: Experts, layer: int
-) -> Iterator[tuple[str, tuple[tuple[int, ...], ExpertTensor | None]]]:
-    """Yield (name, (shape, neurons)) of tensors that each hold one matrix of all experts."""
-    n, d_ff, d = experts.n_experts, experts.d_ff, experts.d_model
-    # A neuron's gate and up stand d_ff apart, or side by side.
-    parts = 2 if experts.has_gate else 1
-    apart, beside = (parts, 1) if experts.concatenated else (1, parts)
-    rows, columns = (d, 1) if experts.transposed else (1, d)  # around them: [in, out] or [out, in]
+class _OfOneExpert:
+    """A model whose parameters are of one expert, for rules that look at their shapes."""
 
-    def neurons(outer: int, inner: int) -> ExpertTensor:
-        return ExpertTensor(layer, 0, n, outer, d_ff, inner)
+    def __init__(self, model: Any, shape: tuple[int, ...]) -> None:
+        self._model, self._shape = model, shape
 
-    out = parts * d_ff
-    shape = (n, d, out) if experts.transposed else (n, out, d)
-    yield f"{prefix}.{up}", (shape, neurons(rows * apart, beside * columns))
-    shape = (n, d_ff, d) if experts.transposed else (n, d, d_ff)
-    yield f"{prefix}.{down}", (shape, neurons(columns, rows))
-    if experts.has_bias:
-        yield f"{prefix}.{up}_bias", ((n, out), neurons(apart, beside))
-        yield f"{prefix}.{down}_bias", ((n, d), None)
+    def get_parameter(self, _: str) -> Any:
+        """Return a tensor of that shape, without numbers."""
+        return import_extra("torch").empty(self._shape, device="meta")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def _at(
+    place: Placement, layer: int, first: int, count: int, d_ff: int, biases: bool
+) -> ExpertTensor:
+    return ExpertTensor(layer, first, count, place.outer, d_ff, place.inner, place.parts, biases)
+
+
+def _number(name: str) -> int:
+    """Return the last number among the parts of a tensor's name: that of its expert."""
+    numbers = [part for part in name.split(".") if part.isdecimal()]
+    return int(numbers[-1]) if numbers else 0
+
+
+def _prefix(name: str) -> str:
+    """Return what stands before the number of a tensor's expert in its name."""
+    return name[: name.rfind(f".{_number(name)}.")]
+
+
+def _commonest(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    return max(set(shapes), key=shapes.count)

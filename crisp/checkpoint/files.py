@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from crisp.profile.metadata import FILE
 from crisp.progress import Progress, counter, no_progress
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_OTHER_PARTS = re.compile(r"(^|\.)(vision|visual|vit|image|audio|multi_modal_|mm_)[a-z_]*\.")
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -70,6 +72,17 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise quantised_error(str(path), f"quantization_config {method or 'of no named method'}")
     return checkpoint
+
+
+def is_other_part(name: str) -> bool:
+    """Return whether a tensor is of a part of a model that reads images or sound, not text.
+
+    >>> is_other_part("model.visual.blocks.0.attn.qkv.weight")
+    True
+    >>> is_other_part("model.layers.0.mlp.experts.down_proj")
+    False
+    """
+    return _OTHER_PARTS.search(name) is not None
 
 
 def quantised_error(where: str, what: str) -> CrispError:

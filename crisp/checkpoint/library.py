@@ -55,12 +55,10 @@ def model_without_weights(name: str | Path, config: Any, dtype: Any = None) -> A
     """Return the model that ``config`` describes, without weights: on torch's meta device.
 
     name: of the folder or on the hub, for errors. dtype: torch's, of the weights to be; None: that
-    of the config. Raises CrispError for anything but a decoder-only language model.
+    of the config. Raises CrispError for a family that transformers has no model of.
     """
-    auto, typed = (
-        import_extra("transformers").AutoModelForCausalLM,
-        {"trust_remote_code": False} | ({} if dtype is None else {"dtype": dtype}),
-    )
+    auto = auto_class(config)
+    typed = {"trust_remote_code": False} | ({} if dtype is None else {"dtype": dtype})
     what = f"model_type {config.model_type}"
     with one_line_errors(str(name), what), import_extra("torch").device("meta"):
         try:
@@ -69,6 +67,19 @@ def model_without_weights(name: str | Path, config: Any, dtype: Any = None) -> A
             if "Unrecognized configuration class" not in str(error):
                 raise
             raise CrispError(f"{what} is no decoder-only language model of transformers") from error
+
+
+def auto_class(config: Any) -> Any:
+    """Return transformers' class that makes the model of a config.
+
+    It is the language model where there is one; else the whole model, of images and text say, which
+    takes text alone as well.
+    """
+    transformers = import_extra("transformers")
+    language = transformers.AutoModelForCausalLM
+    whole = transformers.AutoModelForImageTextToText, transformers.AutoModelForMultimodalLM
+    kinds = (auto for auto in (language, *whole) if type(config) in auto._model_mapping)
+    return next(kinds, language)
 
 
 def load_tokenizer(name: str | Path) -> Any:

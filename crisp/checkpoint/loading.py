@@ -11,11 +11,11 @@ import numpy as np
 
 from crisp.adapter import Experts, expert_layout
 from crisp.checkpoint.admission import admit, refuse_unless_extra
+from crisp.checkpoint.library import auto_class, quiet
 from crisp.checkpoint.library import load_config as load_config
 from crisp.checkpoint.library import load_tokenizer as load_tokenizer
 from crisp.checkpoint.library import model_without_weights as model_without_weights
 from crisp.checkpoint.library import one_line_errors as one_line_errors
-from crisp.checkpoint.library import quiet
 from crisp.checkpoint.library import short_reason as short_reason
 from crisp.errors import CrispError
 from crisp.extras import import_extra
@@ -47,9 +47,7 @@ def load_model(name: str | Path) -> LoadedModel:
     torch, transformers = import_extra("torch"), import_extra("transformers")
     admitted = admit(name, quantised=True, tokenizer=True)
     with quiet(transformers), one_line_errors(str(name), "its weights"):
-        model, info = _with_weights(
-            str(name), admitted.source.folder, transformers.AutoModelForCausalLM
-        )
+        model, info = _with_weights(str(name), admitted.source.folder, auto_class(admitted.config))
     if info["missing_keys"]:
         missing = info["missing_keys"]
         raise CrispError(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crisp.adapter import Experts, execute, expert_layout, intercept_experts, rank_by_weight
-from crisp.adapter.layout import replaced_forward
+from crisp.adapter.calls import replaced_forward
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.prepare.calibration import Floats, Ints, batch_windows, to_token_ids

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from crisp.adapter.layout import replaced_forward
+from crisp.adapter.calls import replaced_forward
 from crisp.capture import cache_of
 from crisp.errors import CrispError
 from crisp.extras import import_extra
@@ -98,7 +98,8 @@ def _at_once(model: Any, tokens: Any, first: int) -> Iterator[tuple[int, Any]]:
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         yield first, model(input_ids=tokens, use_cache=False).logits[:, first - 1 : -1]
         return
-    step = max(1, _LOGITS // (tokens.shape[0] * model.config.vocab_size))  # positions at a time
+    vocabulary = model.config.get_text_config().vocab_size
+    step = max(1, _LOGITS // (tokens.shape[0] * vocabulary))  # positions at a time
     with _computed_once(model.base_model):
         for at in range(first, last, step):
             # The position before a token predicts it.

@@ -206,7 +206,7 @@ def _trace(
 
 def _prompt(model: ResidentModel, prompt: str, max_new_tokens: int) -> list[int]:
     """Return the prompt's tokens; CrispError for none, too many, or another model's tokenizer."""
-    tokenizer, config = model.loaded.tokenizer, model.loaded.model.config
+    tokenizer, config = model.loaded.tokenizer, model.loaded.model.config.get_text_config()
     ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
     ids = [*opening_ids(tokenizer), *ids]
     if not ids:

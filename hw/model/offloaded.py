@@ -46,12 +46,27 @@ class OffloadedExperts:
             case.spec, self._widths, executor.device.upload, executor.device.fetch
         )
         self._guesses = case.policy.prefetch.source == ROUTER
+        self._check_calls(case)
         self._passes: list[RecordedRouting] = []
         self._shape = model.layout.n_layers, case.spec.top_k
         self._step: Step | None = None  # of the current pass
         self._turn = len(self._layers)  # the MoE layer that comes next
         self._heard: tuple[Any, Any] | None = None  # that layer's router, asked ahead
         self.skipped = 0  # (token, expert) pairs of width 0
+
+    def _check_calls(self, case: Case) -> None:
+        """Raise CrispError for what a model's way of calling its experts does not allow."""
+        name = self._model.loaded.name
+        if self._guesses and any(layer.block is None for layer in self._layers):
+            raise CrispError(
+                f"policy {case.policy.name}: prefetch {case.policy.prefetch.name} asks routers "
+                f"ahead, but those of {name} cannot be asked alone; previous or none was expected"
+            )
+        if case.spec.top_k > 1 and any(layer.scales_inputs for layer in self._layers):
+            raise CrispError(
+                f"{name}: its router's weights multiply the inputs of {case.spec.top_k} experts a "
+                "token; not understood"
+            )
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -117,7 +132,10 @@ class OffloadedExperts:
         if which != self._turn:
             raise CrispError(f"{layer.name}: was called out of its turn; not understood")
         self._turn += 1
-        inputs = hidden.detach().to(self._kind)  # before the wait, so that nothing follows it
+        inputs = hidden.detach()
+        if layer.scales_inputs:  # the one expert's
+            inputs = inputs * weights
+        inputs = inputs.to(self._kind)  # before the wait, so that nothing follows it
         chosen = self._lookup(which, layer.name, index, weights, self._heard)
         self._heard = None
         ids, w, widths = chosen.experts, chosen.weights, chosen.widths
@@ -133,6 +151,8 @@ class OffloadedExperts:
             widths = self._widths.widths(layer.index, ids, half, resident)
         self.skipped += int(((widths == 0) & (ids >= 0)).sum())
         tasks = union(ids.tolist(), widths.tolist())
+        if layer.scales_inputs:
+            w = np.ones_like(w)
         guess = () if chosen.guess is None else chosen.guess.ravel().tolist()
         make_batches = partial(expert_batches, ids, widths, w, executor.device.place(inputs))
         out = executor.event(layer.index, tasks, guess, make_batches, len(ids))()  # [n, d_model]

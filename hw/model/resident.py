@@ -5,7 +5,6 @@ The experts' parameters remain on torch's meta device.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.hw.store.checkpoint_experts import ExpertReader, locate_experts
 from crisp.hw.store.encoding import encode_blocks
-from crisp.hw.store.packing import read_activation
 from crisp.hw.store.reader import Store
 from crisp.model.spec import ModelSpec
 from crisp.profile.metadata import FILE, Metadata
@@ -71,7 +69,7 @@ def open_resident(
     model = model_without_weights(folder, config, kind).eval()
     _keep_float32(model, kind)
     layout = expert_layout(model)
-    stored = {name for layer in layout.layers for name in _stored(Experts.of(layer))}
+    stored = {name for layer in layout.layers for name in Experts.of(layer).parameters()}
     conversion = Conversion(model, checkpoint)
     compute_buffers(model)
     wanted = {name: x for name, x in model.state_dict().items() if name not in stored}
@@ -130,10 +128,9 @@ def _same_weights(checkpoint: Checkpoint, store: Store, verify: bool, progress: 
         raise refused
     if verify and weights_digest(folder, progress) != store.weights:
         raise refused
-    config = folder / "config.json"
-    if read_activation(json.loads(config.read_bytes()), str(config)) != store.activation:
+    layout, activation = locate_experts(folder, store.spec)
+    if str(activation) != store.activation:
         raise refused
-    layout = locate_experts(folder, store.spec, store.activation)
     hashed, layers = import_extra("xxhash").xxh3_64_intdigest, store.spec.moe_layers
     for row in sorted({0, len(layers) - 1}):
         with ExpertReader(checkpoint, layout, lambda more: None) as reader:
@@ -163,12 +160,6 @@ def _keep_float32(model: Any, kind: Any) -> None:
             set_tensor(model, name, tensor.float())
 
 
-def _stored(experts: Experts) -> list[str]:
-    """Return the names of a layer's parameters that are in the store."""
-    names = [name for name, _ in experts.matrices()]
-    return names + ([f"{experts.name}.gate_up_proj_bias"] if experts.has_bias else [])
-
-
 def _forget(checkpoint: Checkpoint) -> None:
     """Drop the files from the page cache, which is memory, too."""
     for shard in checkpoint.shards:
@@ -178,4 +169,5 @@ def _forget(checkpoint: Checkpoint) -> None:
 
 def _down_bias(module: Any) -> Any:
     """Return the down projections' biases, float32 [experts, d_model]; None: there are none."""
-    return module.down_proj_bias.detach().float() if module.has_bias else None
+    bias = getattr(module, "down_proj_bias", None)
+    return None if bias is None else bias.detach().float()

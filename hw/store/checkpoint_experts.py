@@ -10,30 +10,23 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from crisp.adapter import ExpertLayout, Experts, expert_layout
+from crisp.adapter import ExpertLayout, Experts, expert_layout, find_activation
 from crisp.checkpoint.expert_tensors import ExpertTensor, expert_tensors
 from crisp.checkpoint.files import Checkpoint, TensorEntry, combine_digests
 from crisp.checkpoint.loading import load_config, model_without_weights, one_line_errors
+from crisp.checkpoint.placement import Part
 from crisp.checkpoint.streaming import ByteSource, hash_tiles, read_tiles
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.hw.store.dtypes import UNSIGNED, Array, all_finite
+from crisp.model.activation import Activation
 from crisp.model.spec import ModelSpec
-
-GATE, UP, DOWN = range(3)
-# Parts of an expert by its tensors' names; two parts are concatenated or interleaved in a tensor
-_PARTS = {
-    "w1": (GATE,), "gate_proj": (GATE,),
-    "w3": (UP,), "up_proj": (UP,),
-    "w2": (DOWN,), "down_proj": (DOWN,),
-    "gate_up_proj": (GATE, UP), "gate_up_proj_bias": (GATE, UP),
-}  # fmt: skip
 
 
 class Expert(NamedTuple):
     """The numbers of one expert, as bits of the checkpoint's type: views into what was read."""
 
-    matrices: tuple[Array, Array, Array]  # gate, up and down, [d_ff, d_model] each
+    matrices: tuple[Array, ...]  # gate (where there is one), up and down, [d_ff, d_model] each
     biases: tuple[Array, ...]  # of gate and up, [d_ff] each; empty where the model has none
 
 
@@ -50,7 +43,6 @@ class ExpertReader:
         self._checkpoint, self._advance = checkpoint, advance
         self._places = expert_tensors(checkpoint, layout)
         self.kind = self._only_kind()  # safetensors' name of the type of all experts' weights
-        self._experts = {layer.index: Experts.of(layer) for layer in layout.layers}
         self._by_layer: dict[int, list[tuple[TensorEntry, ExpertTensor]]] = {}
         for name, place in self._places.items():
             tensors = self._by_layer.setdefault(place.layer, [])
@@ -73,17 +65,17 @@ class ExpertReader:
 
     def expert(self, layer: int, expert: int) -> Expert:
         """Read one expert. Raises CrispError for NaN and infinite weights."""
-        parts: dict[int, Array] = {}
-        biases: tuple[Array, ...] = ()
+        matrices: dict[int, Array] = {}
+        biases: dict[int, Array] = {}
         for tensor, place in self._by_layer[layer]:
-            if not place.first <= expert < place.first + place.count:
-                continue
-            numbers = self._by_neuron(tensor, place, expert)
-            if tensor.name.endswith("_bias"):
-                biases = numbers[0, :, 0], numbers[1, :, 0]
-            else:
-                parts |= dict(zip(_PARTS[_leaf(tensor.name)], numbers, strict=True))
-        return Expert((parts[GATE], parts[UP], parts[DOWN]), biases)
+            if place.first <= expert < place.first + place.count:
+                numbers = self._read(tensor, place, expert)
+                for part in place.parts:
+                    if place.biases:
+                        biases[part.matrix] = numbers[part.offset :: part.neuron][: place.d_ff]
+                    else:
+                        matrices[part.matrix] = _matrix(numbers, part, place)
+        return Expert(*(tuple(x[which] for which in sorted(x)) for x in (matrices, biases)))
 
     def weights(self) -> str:
         """Hash the tensors that are left; return `crisp.checkpoint.files.weights_digest`."""
@@ -107,10 +99,9 @@ class ExpertReader:
             )
         return next(iter(kinds))
 
-    def _by_neuron(self, tensor: TensorEntry, place: ExpertTensor, expert: int) -> Array:
-        """Read a tensor's share of one expert: [parts, d_ff, numbers of a neuron]."""
-        parts = len(_PARTS[_leaf(tensor.name)])
-        data = np.empty((place.outer, place.d_ff, place.inner), UNSIGNED[tensor.dtype])
+    def _read(self, tensor: TensorEntry, place: ExpertTensor, expert: int) -> Array:
+        """Read a tensor's share of one expert: all its numbers in their order."""
+        data = np.empty(place.outer * place.d_ff * place.inner, UNSIGNED[tensor.dtype])
         offset = tensor.offset + (expert - place.first) * data.nbytes
         self._sources[tensor.shard].read(data, offset)
         if tensor.name not in self._hashes:
@@ -122,52 +113,36 @@ class ExpertReader:
                 f"{self._checkpoint.where(tensor.name)}: expert {expert} has NaN or infinite "
                 "weights; finite ones were expected"
             )
-        apart = parts if self._experts[place.layer].concatenated else 1
-        whole = data.reshape(place.outer // apart, apart, place.d_ff, parts // apart, -1).transpose(
-            1, 3, 2, 0, 4
-        )  # one of the first two is 1, and so is one of the last two
-        return whole.reshape(parts, place.d_ff, -1)
+        return data
 
 
-def _leaf(name: str) -> str:
-    """Return the last part of a tensor's name."""
-    return name.removesuffix(".weight").rpartition(".")[2]
+def _matrix(numbers: Array, part: Part, place: ExpertTensor) -> Array:
+    """Return a matrix [d_ff, d_model] of an expert: a view of a tensor's share of it."""
+    shape = place.d_ff, len(numbers) // (place.d_ff * len(place.parts))
+    strides = part.neuron * numbers.itemsize, part.column * numbers.itemsize
+    return np.lib.stride_tricks.as_strided(numbers[part.offset :], shape, strides, writeable=False)
 
 
-def locate_experts(folder: Path, spec: ModelSpec, activation: str) -> ExpertLayout:
-    """Find the experts of the model in ``folder``; no weights are read.
+def locate_experts(folder: Path, spec: ModelSpec) -> tuple[ExpertLayout, Activation]:
+    """Find the experts of the model in ``folder``, and what they compute; no weights are read.
 
-    Raises CrispError for a model without MoE layers, of another geometry than ``spec``, without
-    gates, or with an activation that is not ``activation``.
+    Raises CrispError for a model without MoE layers, of another geometry than ``spec``, or with an
+    activation that no device computes.
     """
     with one_line_errors(str(folder), "its config"):
         layout = expert_layout(model_without_weights(folder, load_config(folder)))
+        activations = {find_activation(Experts.of(layer)) for layer in layout.layers}
+    if len(activations) > 1:
+        raise CrispError(
+            f"{folder}: its layers have {len(activations)} activations "
+            f"({', '.join(sorted(map(str, activations)))}); one was expected"
+        )
     for layer in layout.layers:
         experts = Experts.of(layer)
-        if not experts.has_gate:
-            raise CrispError(f"{folder}: {layer.name} has no gate; gated experts were expected")
-        sizes = (experts.n_experts, experts.d_model, experts.d_ff, experts.has_bias)
-        if sizes != (spec.n_experts, spec.d_model, spec.d_ff, spec.biases):
+        matrices = 3 if experts.has_gate else 2
+        sizes = (experts.n_experts, experts.d_model, experts.d_ff, matrices, experts.has_bias)
+        if sizes != (spec.n_experts, spec.d_model, spec.d_ff, spec.matrices, spec.biases):
             raise CrispError(f"{folder}: {layer.name} is not of the size its config says: {sizes}")
-        if _gate(layer.experts) != activation:
-            raise CrispError(
-                f"{folder}: the gate of {type(layer.experts).__name__} is not understood; "
-                f"{activation} was expected from the config"
-            )
     if tuple(layer.index for layer in layout.layers) != spec.moe_layers:
         raise CrispError(f"{folder}: its MoE layers are not those its config says")
-    return layout
-
-
-def _gate(module: Any) -> str | None:
-    """Return the store's name of a module's activation; None: it has none."""
-    plain = import_extra("transformers.integrations.moe")._default_apply_gate
-    if type(module)._apply_gate is plain:
-        kinds = import_extra("transformers.activations")
-        acts = {
-            "silu": (import_extra("torch.nn").SiLU, kinds.SiLUActivation),
-            "gelu": kinds.GELUActivation,
-        }
-        return next((name for name, kind in acts.items() if isinstance(module.act_fn, kind)), None)
-    clamped = getattr(module, "alpha", None), getattr(module, "limit", None)
-    return "gpt_oss" if clamped == (1.702, 7.0) else None
+    return layout, activations.pop()

@@ -33,9 +33,9 @@ class _Buffer:
         number = UNSIGNED[self.kind]
         columns, groups = spec.d_model * BITS.get(dtype, 8) // 8, spec.d_model // GROUP
         whole, each = (np.uint8, groups) if self._quantised else (number, 0)
-        self.matrices = self._part(whole, 3, spec.block, columns)
-        self.biases = self._part(number, 2 * spec.biases, spec.block)
-        self.scales = self._part(number, 3, spec.block, each)
+        self.matrices = self._part(whole, spec.matrices, spec.block, columns)
+        self.biases = self._part(number, (spec.matrices - 1) * spec.biases, spec.block)
+        self.scales = self._part(number, spec.matrices, spec.block, each)
 
     def _part(self, kind: Any, *shape: int) -> Array:
         """Return a view of the next part of the block."""
@@ -136,7 +136,7 @@ class RandomBlocks:
             for inputs in (spec.d_model, spec.d_ff)
         )
         rows = [_encode(numbers, "F32", dtype) for numbers in (inward, outward)]
-        self._rows = (rows[0], rows[0], rows[1])
+        self._rows = [rows[0]] * (spec.matrices - 1) + [rows[1]]
         self._biases = convert_bits(inward, "F32", self._buffer.kind) if spec.biases else inward
         self._made = 0
 

@@ -35,6 +35,8 @@ def header(spec: ModelSpec, layer: int, table: str, dtype: str, activation: str)
     shape, size = [spec.n_blocks, spec.block_bytes], spec.expert_bytes
     geometry = {"layer": layer, "d_model": spec.d_model, "d_ff": spec.d_ff, "block": spec.block,
             "biases": int(spec.biases)}  # fmt: skip
+    if spec.matrices != 3:
+        geometry["matrices"] = spec.matrices
     words = {"dtype": dtype, "activation": activation, "hashes_sha256": table}
     content: dict[str, Any] = {"__metadata__": {key: str(n) for key, n in geometry.items()} | words}
     for e in range(spec.n_experts):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +15,14 @@ from crisp.hw.store.encoding import RandomBlocks, encode_blocks
 from crisp.hw.store.format import DTYPES
 from crisp.hw.store.reader import Store
 from crisp.hw.store.writer import check_new, new_store
+from crisp.model.activation import PLAIN
 from crisp.model.quantization import BITS, check_groups
 from crisp.model.spec import ModelSpec
 from crisp.profile.metadata import FILE, Metadata
 from crisp.progress import Progress, counter, no_progress
 
 # the store's name of the activation, by hidden_act of a config
-_GATES = {"silu": "silu", "swish": "silu", "gelu": "gelu"}
+_NAMES = {name: name for name in PLAIN} | {"swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def pack(
@@ -54,9 +54,8 @@ def pack(
     if block is None and metadata is not None:
         block = metadata.spec.block
     spec = spec.with_(block=block)
-    config = json.loads((folder / "config.json").read_bytes())
-    activation = read_activation(config, str(folder / "config.json"))
-    layout = locate_experts(folder, spec, activation)
+    layout, found = locate_experts(folder, spec)
+    activation = str(found)
     advance = counter(progress, sum(tensor.nbytes for tensor in checkpoint.tensors.values()))
     with ExpertReader(checkpoint, layout, advance) as reader:
         stored = dtype or next((key for key, kind in NAMES.items() if kind == reader.kind), None)
@@ -87,14 +86,15 @@ def pack_synthetic(
     """Write random experts of the geometry of ``spec``, its block included, to ``out``.
 
     dtype: bf16, fp16, fp32, int8 or int4; None: fp32 if that is the model's, else bf16.
-    activation: None: gpt_oss for a model with biases, else silu. The numbers: see
-    `crisp.hw.store.encoding.RandomBlocks`.
+    activation: None: gpt_oss for a model with biases, relu2 for one without a gate, else silu. The
+    numbers: see `crisp.hw.store.encoding.RandomBlocks`.
 
     Raises CrispError for a full disk, an ``out`` that is taken, and neurons that are not whole
     groups of ``dtype``.
     """
     stored, spec = synthetic_geometry(spec, dtype, seed)
-    activation = activation or ("gpt_oss" if spec.biases else "silu")
+    usual = "relu2" if spec.matrices == 2 else "gpt_oss" if spec.biases else "silu"
+    activation = activation or usual
     advance = counter(progress, spec.routed_bytes)
     with new_store(out, spec, stored, activation) as writer:
         random_blocks = RandomBlocks(spec, stored, seed)
@@ -111,8 +111,6 @@ def synthetic_geometry(spec: ModelSpec, dtype: str | None, seed: int) -> tuple[s
     refuses before it writes anything.
     """
     _check_dtype(dtype)
-    if spec.matrices != 3:
-        raise CrispError(f"{spec.name}: its experts have no gate; gated ones were expected")
     if seed < 0:
         raise CrispError(f"--seed {seed}: must be at least 0")
     stored = dtype or ("fp32" if spec.dtype_bits == 32 else "bf16")
@@ -128,10 +126,12 @@ def read_activation(config: Mapping[str, Any], where: str) -> str:
     """
     if config.get("model_type") == "gpt_oss":
         return "gpt_oss"
-    named = config.get("hidden_act", "silu")
-    if not isinstance(named, str) or named not in _GATES:
-        raise CrispError(f"{where}: hidden_act: found {named!r}, expected {' or '.join(_GATES)}")
-    return _GATES[named]
+    keys = "mlp_hidden_act", "hidden_act", "hidden_activation"
+    key = next((key for key in keys if key in config), keys[1])
+    named = config.get(key, "silu")
+    if not isinstance(named, str) or named not in _NAMES:
+        raise CrispError(f"{where}: {key}: found {named!r}, expected {' or '.join(_NAMES)}")
+    return _NAMES[named]
 
 
 def _check_dtype(dtype: str | None) -> None:

@@ -23,6 +23,7 @@ from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.files import check_readable
 from crisp.hw.store.format import DTYPES, HASHES, VERSION, file_name, header, table_name
+from crisp.model.activation import Activation
 from crisp.model.quantization import BITS, GROUP
 from crisp.model.spec import PAGE, STORE_INDEX, ModelSpec
 
@@ -30,7 +31,6 @@ TORCH_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"} | dict.
     BITS, "bfloat16"
 )
 """torch's name of the type of an expert's input, by the store's dtype."""
-ACTIVATIONS = ("silu", "gelu", "gpt_oss")  # of the gate; the last is clamped, and takes biases
 ORIGINS = ("checkpoint", "synthetic")
 _LARGEST = 1 << 31  # any count of a geometry
 _LONGEST = 100_000_000  # bytes of a header, as safetensors has it
@@ -47,14 +47,15 @@ class Store:
 
     A block is [block, d_model] gate rows, up rows and down rows (one each for every neuron), then
     [block] gate and up biases where the model has them, in ``dtype``; zeros fill what a short last
-    block lacks, and up to ``spec.block_bytes``. Quantised numbers have biases in float16, and
-    behind them float16 scales [3, block, d_model / 64]; see `crisp.model.quantization`.
+    block lacks, and up to ``spec.block_bytes``. Without a gate nothing of it is there. Quantised
+    numbers have biases in float16, and behind them float16 scales [3, block, d_model / 64]; see
+    `crisp.model.quantization`.
     """
 
     path: Path
     spec: ModelSpec
     dtype: str  # a key of DTYPES
-    activation: str  # one of ACTIVATIONS
+    activation: str  # as `crisp.model.activation.Activation` spells it
     origin: str  # "checkpoint", or "synthetic": of random weights
     weights: str | None  # the checkpoint's crisp.checkpoint.files.weights_digest
     seed: int | None  # of random weights
@@ -121,7 +122,8 @@ class Store:
 
         ``spec`` may have fewer layers; nothing outside the routed experts is compared.
         """
-        for key in ("n_experts", "d_model", "d_ff", "biases", "bits", "block", "block_bytes"):
+        keys = "n_experts", "d_model", "d_ff", "matrices", "biases", "bits", "block", "block_bytes"
+        for key in keys:
             if getattr(self.spec, key) != getattr(spec, key):
                 raise CrispError(
                     f"{self.path}: the store's {key} is {getattr(self.spec, key)}, that of "
@@ -152,12 +154,12 @@ class BlockViews(NamedTuple):
     in the low half of a byte. Both have scales.
     """
 
-    gate: Any
+    gate: Any  # None where the model has no gate
     up: Any
     down: Any
     gate_bias: Any  # None where the model has none
     up_bias: Any
-    scales: Any  # [..., 3, block, d_model / 64]: of the gate, up and down; None if not quantised
+    scales: Any  # [..., matrices, block, d_model / 64]: in their order; None if not quantised
 
 
 def view_blocks(buffer: Any, store: Store) -> BlockViews:
@@ -176,9 +178,12 @@ def view_blocks(buffer: Any, store: Store) -> BlockViews:
         begin, at = at, at + math.prod(shape) * kind.itemsize
         return buffer[..., begin:at].view(kind).unflatten(-1, shape)
 
-    gate, up, down = (part(numbers, spec.block, columns) for _ in range(3))
-    gate_bias, up_bias = (part(kind, spec.block) if spec.biases else None for _ in range(2))
-    scales = part(kind, 3, spec.block, spec.d_model // GROUP) if quantised else None
+    gated = spec.matrices == 3
+    gate = part(numbers, spec.block, columns) if gated else None
+    up, down = (part(numbers, spec.block, columns) for _ in range(2))
+    gate_bias = part(kind, spec.block) if spec.biases and gated else None
+    up_bias = part(kind, spec.block) if spec.biases else None
+    scales = part(kind, spec.matrices, spec.block, spec.d_model // GROUP) if quantised else None
     return BlockViews(gate, up, down, gate_bias, up_bias, scales)
 
 
@@ -218,16 +223,20 @@ def _index(folder: Path) -> tuple[dict[str, Any], str]:
 
 def _check(spec: ModelSpec, fields: Mapping[str, Any], where: str) -> None:
     """Raise CrispError for fields that do not make sense or do not fit the geometry."""
-    choices = {"dtype": tuple(DTYPES), "activation": ACTIVATIONS, "origin": ORIGINS}
+    choices = {"dtype": tuple(DTYPES), "origin": ORIGINS}
     for key, allowed in choices.items():
         if fields[key] not in allowed:
             raise CrispError(
                 f"{where}: {key}: found {fields[key]!r}, expected {' or '.join(allowed)}"
             )
+    try:
+        activation = Activation.read(fields["activation"])
+    except CrispError as error:
+        raise CrispError(f"{where}: {error}") from error
     for name in ("n_experts", "d_model", "d_ff"):
         if getattr(spec, name) > _LARGEST:
             raise CrispError(f"{where}: {name}: expected at most {_LARGEST}")
-    if spec.bits != DTYPES[fields["dtype"]] or spec.matrices != 3:
+    if spec.bits != DTYPES[fields["dtype"]] or (activation.gated and spec.matrices != 3):
         raise CrispError(
             f"{where}: {spec.matrices} matrices of {float(spec.bits):g} bits; 3 of "
             f"{fields['dtype']} were expected"

@@ -16,15 +16,16 @@ import numpy as np
 
 from crisp.extras import import_extra
 from crisp.hw.devices.batch import ExpertBatch
+from crisp.hw.devices.cpu.activations import KINDS
 from crisp.hw.devices.cpu.groups import SIXTEEN
-from crisp.hw.devices.cpu.kernels import GELU, GPT_OSS, POOL_TYPES, SILU, back, front, run, weigh
+from crisp.hw.devices.cpu.kernels import POOL_TYPES, back, front, run, weigh
 from crisp.hw.devices.protocol import BlockRange
 from crisp.hw.errors import DeviceError
 from crisp.hw.store.reader import Store
+from crisp.model.activation import Activation
 from crisp.model.quantization import BITS
 
 _BUFFER = 1 << 18  # numbers between the projections: 1 MiB, which a core's cache holds
-_KINDS = {"silu": SILU, "gelu": GELU, "gpt_oss": GPT_OSS}
 
 
 class Arithmetic:
@@ -34,13 +35,17 @@ class Arithmetic:
         """pool: uint8 array [slots, stride]. threads: how many compute, the caller's included."""
         self._torch = import_extra("torch")
         self._spec, self._threads = store.spec, threads
-        self._kind = _KINDS[store.activation]
+        activation = Activation.read(store.activation)
+        constants = np.array([activation.first, activation.second], np.float32)
+        self._activation = KINDS[activation.kind], constants
+        self._projections = store.spec.matrices - 1
         self._pool = pool.view(POOL_TYPES[store.dtype])
         self._rest = pool.view(np.int16) if store.dtype in BITS else self._pool
         matrix = store.spec.block * store.spec.d_model  # in numbers of the pool
         matrix = matrix // 2 if store.dtype == "int4" else matrix
-        behind = 3 * matrix * self._pool.itemsize // self._rest.itemsize  # in numbers of rest
-        self._places = store.spec.block, matrix, behind
+        size = store.spec.matrices * matrix * self._pool.itemsize
+        behind = size // self._rest.itemsize  # in numbers of rest
+        self._places = store.spec.block, matrix, behind, store.spec.biases
         self._order = _even_first(store.spec.d_model) if store.dtype == "int4" else None
         self._neurons = np.array(
             [store.spec.neurons(block, block + 1) for block in range(store.spec.n_blocks)]
@@ -101,20 +106,21 @@ class Arithmetic:
         x: float32 [r, d_model]. slots, counts, neurons: by block, its slot, how many leading rows
         use it, and its neurons.
         """
-        spec, each = self._spec, 2 * self._spec.block * len(x)
+        spec, projections = self._spec, self._projections
+        each = projections * spec.block * len(x)
         if self._hidden.size < each:
             self._hidden = np.empty(each, np.float32)
         at_once = min(len(slots), self._hidden.size // each)  # blocks
-        hidden = self._hidden[: at_once * each].reshape(at_once, len(x), 2, spec.block)
+        hidden = self._hidden[: at_once * each].reshape(at_once, len(x), projections, spec.block)
         for low in range(0, len(slots), at_once):
             part = slice(low, low + at_once)
             blocks = np.array(slots[part]), np.array(counts[part]), neurons[part]
             arguments = self._pool, self._rest, *blocks, *self._places
             if self._helpers is None:
-                run(x, *arguments, self._kind, spec.biases, hidden, out)
+                run(x, *arguments, *self._activation, hidden, out)
             else:
-                self._share(front, x, *arguments, self._kind, spec.biases, hidden)
-                self._share(back, *arguments, spec.biases, hidden, out)
+                self._share(front, x, *arguments, *self._activation, hidden)
+                self._share(back, *arguments, hidden, out)
 
     def _share(self, kernel: Callable[..., None], *args: Any) -> None:
         """Run a kernel in parts, one for each thread, and wait for all of them."""

@@ -10,14 +10,13 @@ One call computes several blocks, because 40 us of Python around each of them wo
 of small ones. `benchmarks/compute.py` has the speeds of whole experts.
 
 Arrays: pool is [slots, numbers of a block]; rest is the same memory as numbers of the type of
-biases and scales; x [r, d_model], out [r, d_model] and hidden ([r, 2, block], or one of these for
-every block) are float32. For int4 the columns of x are in the order of
-`crisp.hw.devices.cpu.groups.SIXTEEN`.
+biases and scales; x [r, d_model], out [r, d_model] and hidden ([r, projections, block], or one of
+these for every block; without a gate there is one projection) are float32. For int4 the columns of
+x are in the order of `crisp.hw.devices.cpu.groups.SIXTEEN`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,13 +25,14 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
+from crisp.hw.devices.cpu.activations import apply_activation
 from crisp.hw.devices.cpu.groups import widen_half
 from crisp.hw.devices.cpu.quantized import gather_groups, project_groups
 from crisp.model.quantization import GROUP
 
 # Numba's cache is valid as long as this file is unchanged, whatever else was compiled in. So this
-# file names the content of the others: groups.py 330422ff2c5c7485,
-# quantized.py 3d2d9307d5c7a965.
+# file names the content of the others: activations.py 9f8418ba3b0e565b,
+# groups.py 330422ff2c5c7485, quantized.py 3d2d9307d5c7a965.
 
 POOL_TYPES = {
     "bf16": np.uint16, "fp16": np.int16, "fp32": np.float32, "int8": np.int8, "int4": np.uint8,
@@ -41,11 +41,7 @@ POOL_TYPES = {
 
 _TILE = 4096  # columns of the result that are summed up in a core's cache
 _FREE = {"reassoc", "contract", "nsz", "arcp"}  # the order within a sum; infinities stay
-_ALPHA, _LIMIT = np.float32(1.702), np.float32(7)  # gpt-oss's clamped activation
-_ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
-
-SILU, GELU, GPT_OSS = range(3)
-
+_ZERO = np.float32(0)
 
 _JIT_OPTIONS: Any = {"nogil": True, "fastmath": _FREE, "error_model": "numpy"}
 # A column's sum must not depend on where a loop over columns begins and ends, or threads would
@@ -131,27 +127,20 @@ def _(x: Any, pool: Any, *_: Any) -> Any:
 
 @_compiled
 def activate(
-    hidden: Any, rest: Any, slot: int, at: int, block: int, kind: int, biased: bool,
+    hidden: Any, rest: Any, slot: int, at: int, block: int, kind: int, constants: Any, biased: bool,
     first: int, last: int,
 ) -> None:  # fmt: skip
-    """Replace hidden[:, 0] of neurons [first, last) by the activation of both projections.
+    """Replace hidden[:, 0] of neurons [first, last) by the activation of the projections.
 
-    Biases begin at number ``at`` of rest: gate's, then up's.
+    Biases begin at number ``at`` of rest: gate's, then up's. constants: of the activation.
     """
-    for r in range(hidden.shape[0]):
-        for i in range(first, last):
-            gate, up = hidden[r, 0, i], hidden[r, 1, i]
-            if biased:
-                gate += _widen(rest[slot, at + i])
-                up += _widen(rest[slot, at + block + i])
-            if kind == GPT_OSS:
-                gate, up = min(gate, _LIMIT), min(max(up, -_LIMIT), _LIMIT)
-                hidden[r, 0, i] = (up + _ONE) * gate / (_ONE + np.exp(-_ALPHA * gate))
-            elif kind == SILU:
-                hidden[r, 0, i] = up * gate / (_ONE + np.exp(-gate))
-            else:
-                phi = _HALF * (_ONE + np.float32(math.erf(gate / math.sqrt(2.0))))
-                hidden[r, 0, i] = up * gate * phi
+    rows, projections = hidden.shape[:2]
+    for r in range(rows):
+        if biased:
+            for w in range(projections):
+                for i in range(first, last):
+                    hidden[r, w, i] += _widen(rest[slot, at + w * block + i])
+        apply_activation(hidden[r], kind, projections == 2, constants[0], constants[1], first, last)
 
 
 def gather(
@@ -216,21 +205,22 @@ def part_range(n: int, whole: int, part: int, parts: int) -> tuple[int, int]:
 @_compiled
 def front(
     x: Any, pool: Any, rest: Any, slots: Any, counts: Any, neurons: Any, block: int, matrix: int,
-    behind: int, kind: int, biased: bool, hidden: Any, part: int, parts: int,
+    behind: int, biased: bool, kind: int, constants: Any, hidden: Any, part: int, parts: int,
 ) -> None:  # fmt: skip
     """Compute hidden[b] of each block b for its leading counts[b] rows: one thread's neurons.
 
-    matrix: numbers of the pool in one matrix; behind: the number of rest behind all three.
+    matrix: numbers of the pool in one matrix; behind: the number of rest behind all of them.
     """
-    scales, groups = behind + 2 * block * biased, block * x.shape[1] // GROUP
+    projections = hidden.shape[2]
+    scales, groups = behind + projections * block * biased, block * x.shape[1] // GROUP
     for b in range(len(slots)):
         slot, rows = slots[b], counts[b]
         block_hidden = hidden[b, :rows]
         first, last = part_range(neurons[b], 16, part, parts)
-        for w in range(2):
+        for w in range(projections):
             at = w * matrix, scales + w * groups
             project(x[:rows], pool, rest, slot, at[0], at[1], block_hidden, w, first, last)
-        activate(block_hidden, rest, slot, behind, block, kind, biased, first, last)
+        activate(block_hidden, rest, slot, behind, block, kind, constants, biased, first, last)
 
 
 @_compiled
@@ -239,23 +229,26 @@ def back(
     behind: int, biased: bool, hidden: Any, out: Any, part: int, parts: int,
 ) -> None:  # fmt: skip
     """Add each block's down projection of hidden[b] to out, in turn: one thread's columns."""
-    d = out.shape[1]
+    d, projections = out.shape[1], hidden.shape[2]
     first, last = part_range(d, GROUP, part, parts)
-    scales = behind + 2 * block * biased + 2 * (block * d // GROUP)
+    scales = behind + projections * (block * biased + block * d // GROUP)
     for b in range(len(slots)):
         rows = counts[b]
         block_hidden, into = hidden[b, :rows], out[:rows]
-        down = 2 * matrix
+        down = projections * matrix
         gather(block_hidden, pool, rest, slots[b], down, scales, neurons[b], into, first, last)
 
 
 @_compiled
 def run(
     x: Any, pool: Any, rest: Any, slots: Any, counts: Any, neurons: Any, block: int, matrix: int,
-    behind: int, kind: int, biased: bool, hidden: Any, out: Any,
+    behind: int, biased: bool, kind: int, constants: Any, hidden: Any, out: Any,
 ) -> None:  # fmt: skip
     """Compute `front` and `back` in one thread."""
-    front(x, pool, rest, slots, counts, neurons, block, matrix, behind, kind, biased, hidden, 0, 1)
+    front(
+        x, pool, rest, slots, counts, neurons, block, matrix, behind, biased, kind, constants,
+        hidden, 0, 1,
+    )  # fmt: skip
     back(pool, rest, slots, counts, neurons, block, matrix, behind, biased, hidden, out, 0, 1)
 
 

@@ -15,6 +15,7 @@ from crisp.cli.output.progress import progress_share
 from crisp.errors import CrispError
 from crisp.extensions import find_name
 from crisp.files import check_readable
+from crisp.model.spec import ModelSpec
 from crisp.trace.importing.engines import ENGINES, recognise_log
 from crisp.trace.importing.log import import_log
 from crisp.trace.importing.readers import READERS

@@ -164,12 +164,9 @@ def _check_prepare(folder: Path) -> None:
 def _check_pack(folder: Path, geometry: ModelGeometry) -> None:
     from crisp.checkpoint.expert_tensors import expert_tensors
     from crisp.hw.store.checkpoint_experts import locate_experts
-    from crisp.hw.store.packing import read_activation
-    from crisp.model.config import read_json
 
     admitted = _admit(folder, geometry=True)
-    config = folder / "config.json"
-    locate_experts(folder, geometry.spec, read_activation(read_json(config), str(config)))
+    locate_experts(folder, geometry.spec)
     expert_tensors(admitted.checkpoint, admitted.layout)
 
 

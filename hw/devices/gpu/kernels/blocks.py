@@ -78,21 +78,45 @@ def _weights(
 @_kernel
 def _activated(
     gate, up, halves, n, width,
-    BLOCK: tl.constexpr, BIASES_AT: tl.constexpr, ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr, BIASES_AT: tl.constexpr, GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """Return the activation of neurons n from both projections [..., len(n)]; NaN stays NaN."""
+    """Return the activation of neurons n from both projections [..., len(n)]; NaN stays NaN.
+
+    Without a gate ``gate`` is the only projection.
+    """
     if BIASES_AT >= 0:
         inside = n < width
         gate += tl.load(halves + BIASES_AT + n, mask=inside, other=0.0).to(tl.float32)
-        up += tl.load(halves + BIASES_AT + BLOCK + n, mask=inside, other=0.0).to(tl.float32)
+        if GATED:
+            up += tl.load(halves + BIASES_AT + BLOCK + n, mask=inside, other=0.0).to(tl.float32)
     if ACTIVATION == "silu":
-        passed = gate / (1 + tl.exp(-gate)) * up
+        passed = gate / (1 + tl.exp(-gate))
     elif ACTIVATION == "gelu":
-        passed = gate * 0.5 * (1 + tl.erf(gate * 0.7071067811865476)) * up
-    else:  # gpt-oss's
-        gate = tl.where(gate > 7.0, 7.0, gate)
-        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
-        passed = gate / (1 + tl.exp(-1.702 * gate)) * (up + 1)
+        passed = gate * 0.5 * (1 + tl.erf(gate * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        passed = gate / (1 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)))
+    elif ACTIVATION == "relu":
+        passed = tl.where(gate < 0.0, 0.0, gate)
+    elif ACTIVATION == "relu2":
+        passed = tl.where(gate < 0.0, 0.0, gate * gate)
+    elif ACTIVATION == "gpt_oss":
+        gate = tl.where(gate > SECOND, SECOND, gate)
+        up = tl.where(up > SECOND, SECOND, tl.where(up < -SECOND, -SECOND, up)) + 1
+        passed = gate / (1 + tl.exp(-FIRST * gate))
+    elif ACTIVATION == "clamped_silu":
+        gate = tl.where(gate > FIRST, FIRST, gate)
+        up = tl.where(up > FIRST, FIRST, tl.where(up < -FIRST, -FIRST, up))
+        passed = gate / (1 + tl.exp(-gate))
+    elif ACTIVATION == "silu_clamped":
+        passed = gate / (1 + tl.exp(-gate))
+        passed = tl.where(passed > FIRST, FIRST, passed)
+        up = tl.where(up > FIRST, FIRST, tl.where(up < -FIRST, -FIRST, up))
+    else:  # softcapped_silu: tanh(x) = 1 - 2 / (exp(2 x) + 1)
+        passed = FIRST * (1 - 2 / (tl.exp(2 * gate / FIRST) + 1)) / (1 + tl.exp(-gate))
+        up = SECOND * (1 - 2 / (tl.exp(2 * up / SECOND) + 1))
+    if GATED:
+        passed *= up
     return passed
 
 
@@ -101,7 +125,7 @@ def front_row(
     numbers, halves, slots, counts, neurons, x, hidden,
     D: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr,
     STRIDE: tl.constexpr, HALVES: tl.constexpr, BIASES_AT: tl.constexpr, SCALES_AT: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
     NEURONS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute hidden [blocks, WIDTH] of x [D]; grid: (tiles of NEURONS, blocks)."""
@@ -121,14 +145,16 @@ def front_row(
         gate = _weights(
             numbers, halves, 0, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
         )
-        up = _weights(
-            numbers, halves, 1, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
-        )
         gates += row * gate.to(tl.float32)
-        ups += row * up.to(tl.float32)
+        if GATED:
+            up = _weights(
+                numbers, halves, 1, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
+            )
+            ups += row * up.to(tl.float32)
     passed = _activated(
-        tl.sum(gates, 1), tl.sum(ups, 1), halves, n, width, BLOCK, BIASES_AT, ACTIVATION
-    )
+        tl.sum(gates, 1), tl.sum(ups, 1), halves, n, width, BLOCK, BIASES_AT, GATED, ACTIVATION,
+        FIRST, SECOND,
+    )  # fmt: skip
     tl.store(hidden + b * WIDTH + n, passed, mask=n < width)
 
 
@@ -137,7 +163,7 @@ def back_row(
     numbers, halves, slots, counts, neurons, hidden, sums,
     blocks,
     D: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr,
-    STRIDE: tl.constexpr, HALVES: tl.constexpr, SCALES_AT: tl.constexpr,
+    STRIDE: tl.constexpr, HALVES: tl.constexpr, SCALES_AT: tl.constexpr, DOWN: tl.constexpr,
     NEURONS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Add the partial sum of each block to sums [D]; grid: (tiles of COLUMNS,)."""
@@ -154,7 +180,7 @@ def back_row(
             n = i + tl.arange(0, NEURONS)
             passed = tl.load(hidden + b * WIDTH + n, mask=n < width, other=0.0)
             down = _weights(
-                matrices, scales, 2, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
+                matrices, scales, DOWN, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
             )
             products += passed[:, None] * down.to(tl.float32)
         total += tl.sum(products, 0)
@@ -167,7 +193,7 @@ def front_rows(
     rows,
     D: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr,
     STRIDE: tl.constexpr, HALVES: tl.constexpr, BIASES_AT: tl.constexpr, SCALES_AT: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr, ACTIVATION: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
     ROWS: tl.constexpr, NEURONS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute hidden [blocks, rows, WIDTH] of x [rows, D].
@@ -197,12 +223,15 @@ def front_rows(
         gate = _weights(
             numbers, halves, 0, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
         )
-        up = _weights(
-            numbers, halves, 1, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
-        )
         gates = tl.dot(tile, tl.trans(gate.to(operand)), gates, input_precision="ieee")
-        ups = tl.dot(tile, tl.trans(up.to(operand)), ups, input_precision="ieee")
-    passed = _activated(gates, ups, halves, n, width, BLOCK, BIASES_AT, ACTIVATION)
+        if GATED:
+            up = _weights(
+                numbers, halves, 1, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
+            )
+            ups = tl.dot(tile, tl.trans(up.to(operand)), ups, input_precision="ieee")
+    passed = _activated(
+        gates, ups, halves, n, width, BLOCK, BIASES_AT, GATED, ACTIVATION, FIRST, SECOND
+    )
     hidden += (rows.to(tl.int64) * b + top) * WIDTH
     inside = (r < count)[:, None] & (n < written)[None, :]
     tl.store(hidden + r[:, None] * WIDTH + n[None, :], passed.to(operand), mask=inside)
@@ -213,7 +242,7 @@ def back_rows(
     numbers, halves, slots, counts, neurons, hidden, sums,
     blocks, rows,
     D: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr,
-    STRIDE: tl.constexpr, HALVES: tl.constexpr, SCALES_AT: tl.constexpr,
+    STRIDE: tl.constexpr, HALVES: tl.constexpr, SCALES_AT: tl.constexpr, DOWN: tl.constexpr,
     ROWS: tl.constexpr, NEURONS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Add the partial sum of each block to sums [rows, D]; grid: (tiles of ROWS, of COLUMNS)."""
@@ -240,7 +269,7 @@ def back_rows(
             used = (r < count)[:, None] & (n < written)[None, :]
             passed = tl.load(begin + r[:, None] * WIDTH + n[None, :], mask=used, other=0.0)
             down = _weights(
-                matrices, scales, 2, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
+                matrices, scales, DOWN, n, width, first, D, BLOCK, BITS, SCALES_AT, NEURONS, COLUMNS
             )
             partial = tl.dot(passed, down.to(operand), partial, input_precision="ieee")
         total = tl.where((r < count)[:, None], total + partial, total)

@@ -10,6 +10,7 @@ import torch
 from crisp.hw.devices.gpu.kernels import blocks
 from crisp.hw.devices.gpu.kernels.launch import SHARED, Launch, launch
 from crisp.hw.devices.gpu.kernels.layout import BlockLayout
+from crisp.model.activation import Activation
 
 INTERPRETED = 80
 """The architecture whose launch parameters are used with Triton's interpreter."""
@@ -94,8 +95,13 @@ def constants(layout: BlockLayout, kernel: str, how: Launch) -> dict[str, Any]:
     if how.rows > 1:
         values["ROWS"] = how.rows
     if kernel == "front":
+        activation = Activation.read(layout.activation)
         values["BIASES_AT"] = layout.biases_at // halves if layout.biases else -1
-        values["ACTIVATION"] = layout.activation
+        values["GATED"] = layout.matrices == 3
+        values["ACTIVATION"] = activation.kind
+        values["FIRST"], values["SECOND"] = activation.first, activation.second
+    else:
+        values["DOWN"] = layout.matrices - 1
     return values
 
 

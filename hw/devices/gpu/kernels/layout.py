@@ -19,23 +19,26 @@ class BlockLayout:
     """The parts of a slot: gate, up and down rows [block, d_model], biases [2, block], scales.
 
     The scales are [3, block, d_model / 64] float16 in int8 and int4, which have float16 biases;
-    other stores have no scales, and biases of their own dtype. Bytes behind these are never read.
+    other stores have no scales, and biases of their own dtype. Experts without a gate have no part
+    of it: two matrices, one bias. Bytes behind these are never read.
     """
 
     d_model: int
     block: int  # neurons of a full block
     stride: int  # bytes from slot to slot
     dtype: str  # a key of BITS
-    activation: str  # silu, gelu or gpt_oss
+    activation: str  # as `crisp.model.activation.Activation` spells it
     biases: bool
+    matrices: int = 3  # 2 without a gate
 
     @classmethod
     def of(cls, store: Store) -> BlockLayout:
         """Return the layout of a store's blocks."""
         spec = store.spec
         return cls(
-            spec.d_model, spec.block, spec.block_bytes, store.dtype, store.activation, spec.biases
-        )
+            spec.d_model, spec.block, spec.block_bytes, store.dtype, store.activation, spec.biases,
+            spec.matrices,
+        )  # fmt: skip
 
     @property
     def bits(self) -> int:
@@ -49,15 +52,15 @@ class BlockLayout:
 
     @property
     def matrix_bytes(self) -> int:
-        """Bytes of one of the three matrices."""
+        """Bytes of one matrix."""
         return self.block * self.d_model * self.bits // 8
 
     @property
     def biases_at(self) -> int:
         """The byte of a slot at which biases begin, if there are any."""
-        return 3 * self.matrix_bytes
+        return self.matrices * self.matrix_bytes
 
     @property
     def scales_at(self) -> int:
         """The byte of a slot at which scales begin, if there are any."""
-        return self.biases_at + (2 * self.block * 2 if self.biases else 0)
+        return self.biases_at + (2 * self.block * (self.matrices - 1) if self.biases else 0)

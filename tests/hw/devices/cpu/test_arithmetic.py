@@ -25,10 +25,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("xxhash")
 
 
-def spec(d_model: int, d_ff: int, block: int, biases: bool = False) -> ModelSpec:
+def spec(d_model: int, d_ff: int, block: int, biases: bool = False, matrices: int = 3) -> ModelSpec:
     return ModelSpec(
         name="small", n_layers=1, moe_layers=(0,), n_experts=2, top_k=1, d_model=d_model,
-        d_ff=d_ff, dtype_bits=16, bits=Fraction(16), matrices=3, biases=biases,
+        d_ff=d_ff, dtype_bits=16, bits=Fraction(16), matrices=matrices, biases=biases,
         dense_params=(0,), block=block, config_hash=None,
     )  # fmt: skip
 
@@ -43,10 +43,19 @@ GROUPS = [spec(192, 320, 48), spec(4160, 34, 16), spec(64, 48, 48)]
 KINDS += [(s, dtype, "silu") for s in GROUPS for dtype in ("int8", "int4")]
 KINDS += [(GROUPS[0], "int8", "gelu")]
 KINDS += [(spec(128, 40, 16, True), dtype, "gpt_oss") for dtype in ("int8", "int4")]
+# every other activation, with a gate and, where it takes one number, without
+LIMITED = ("clamped_silu(0.5)", "silu_clamped(0.25)", "softcapped_silu(1,2)", "gpt_oss(1.3,0.5)")
+KINDS += [(SHAPES[0], "fp32", kind) for kind in ("gelu_tanh", "relu", "relu2", *LIMITED)]
+KINDS += [(GROUPS[2], "int8", kind) for kind in ("gelu_tanh", *LIMITED)]
+BARE = [spec(80, 40, 16, matrices=2), spec(128, 40, 16, True, 2)]
+KINDS += [(BARE[0], "fp32", kind) for kind in ("silu", "gelu", "gelu_tanh", "relu", "relu2")]
+KINDS += [(BARE[1], dtype, "relu2") for dtype in ("bf16", "int8", "int4")]
 WIDTHS = {1: [3], 3: [1, 3, 2], 17: [1 + i % 3 for i in range(17)]}
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda k: f"{k[0].d_model}-{k[1]}-{k[2]}")
+@pytest.fixture(
+    scope="module", params=KINDS, ids=lambda k: f"{k[0].d_model}-{k[0].matrices}-{k[1]}-{k[2]}"
+)
 def store(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Store:
     shape, dtype, activation = request.param
     folder = tmp_path_factory.mktemp("stores") / "store"
@@ -95,13 +104,42 @@ def work(x: Any, widths: list[int]) -> ExpertBatch:
 def weights(part: BlockViews, which: int) -> Any:
     """Gate, up or down [blocks, block, d_model], as they are or from whole numbers and scales."""
     matrix = part[which]
-    if part.scales is None:
+    if part.scales is None or matrix is None:
         return matrix
     if matrix.dtype == torch.uint8:  # the even column is low
         nibbles = torch.stack([matrix % 16, matrix // 16], -1).flatten(-2).double()
         matrix = torch.where(nibbles > 7, nibbles - 16, nibbles)
-    scales = part.scales[:, which].double()
+    scales = part.scales[:, which if part.gate is not None else which - 1].double()
     return (matrix.double().unflatten(-1, (-1, 64)) * scales[..., None]).flatten(-2)
+
+
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-np.maximum(x, -700)))
+
+
+ALONE: dict[str, Any] = {
+    "silu": lambda g: g * sigmoid(g),
+    "gelu": lambda g: g * np.array([0.5 * (1 + math.erf(x / math.sqrt(2))) for x in g]),
+    "gelu_tanh": lambda g: g * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (g + 0.044715 * g**3))),
+    "relu": lambda g: np.where(g > 0, g, 0),
+    "relu2": lambda g: np.where(g > 0, g * g, 0),
+}
+TOGETHER: dict[str, Any] = {
+    "gpt_oss": lambda g, u, a, b: (
+        np.minimum(g, b) * sigmoid(a * np.minimum(g, b)) * (np.clip(u, -b, b) + 1)
+    ),
+    "clamped_silu": lambda g, u, a: ALONE["silu"](np.minimum(g, a)) * np.clip(u, -a, a),
+    "silu_clamped": lambda g, u, a: np.minimum(ALONE["silu"](g), a) * np.clip(u, -a, a),
+    "softcapped_silu": lambda g, u, a, b: a * np.tanh(g / a) * sigmoid(g) * b * np.tanh(u / b),
+}
+
+
+def activation(name: str, gate: Any, up: Any) -> Any:
+    kind, _, constants = name.rstrip(")").partition("(")
+    if kind in TOGETHER:
+        numbers = constants or "1.702,7"  # gpt_oss's own
+        return TOGETHER[kind](gate, up, *map(float, numbers.split(",")))
+    return ALONE[kind](up) if gate is None else ALONE[kind](gate) * up
 
 
 def expected(store: Store, x: Any, width: int) -> tuple[Any, Any]:
@@ -113,18 +151,15 @@ def expected(store: Store, x: Any, width: int) -> tuple[Any, Any]:
         return tensor[:width].double().numpy().reshape(-1, *tensor.shape[2:])[:n]
 
     x = x.double().numpy()
-    gate, up, down = (numbers(weights(part, i)) for i in range(3))
-    gate, up = gate @ x, up @ x
+    gate, up, down = (
+        None if w is None else numbers(w) for w in (weights(part, i) for i in range(3))
+    )
+    gate, up = None if gate is None else gate @ x, up @ x
     if part.gate_bias is not None:
-        gate, up = gate + numbers(part.gate_bias), up + numbers(part.up_bias)
-    if store.activation == "gpt_oss":
-        gate, up = np.minimum(gate, 7), np.clip(up, -7, 7) + 1
-        act = gate / (1 + np.exp(-1.702 * gate))
-    elif store.activation == "gelu":
-        act = gate * np.array([0.5 * (1 + math.erf(g / math.sqrt(2))) for g in gate])
-    else:
-        act = gate / (1 + np.exp(-np.maximum(gate, -700)))
-    mid = act * up
+        gate = gate + numbers(part.gate_bias)
+    if part.up_bias is not None:
+        up = up + numbers(part.up_bias)
+    mid = activation(store.activation, gate, up)
     return mid @ down, np.abs(mid) @ np.abs(down)
 
 
@@ -239,6 +274,6 @@ def test_no_weight_is_copied(threads: int, dtype: str, tmp_path: Path, watched: 
 def test_compiled_code_does_not_outlive_what_it_was_compiled_with() -> None:
     """Numba asks whether kernels.py has changed, and of nothing else."""
     folder = Path(cpu_kernels.__file__).parent
-    for name in ("groups.py", "quantized.py"):
+    for name in ("activations.py", "groups.py", "quantized.py"):
         line = f"{name} {hashlib.sha256((folder / name).read_bytes()).hexdigest()[:16]}"
         assert line in (folder / "kernels.py").read_text("utf-8"), f"write it there: {line}"

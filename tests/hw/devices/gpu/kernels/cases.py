@@ -32,24 +32,26 @@ class Case:
     counts: tuple[int, ...]  # the rows that use it
     rows: int  # of x
     activation: str = "silu"
+    matrices: int = 3
 
     def __str__(self) -> str:
         blocks = "+".join(f"{n}x{c}" for n, c in zip(self.neurons, self.counts, strict=True))
         return (
             f"{self.dtype}-{self.x}-d{self.d}-b{self.block}-{blocks}of{self.rows}-{self.activation}"
+            f"-{self.matrices}"
         )
 
     @property
     def layout(self) -> BlockLayout:
         bits = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}[self.dtype]
-        size = 3 * self.block * self.d * bits // 8
+        n, biases = self.matrices, self.activation.startswith("gpt_oss")
+        size = n * self.block * self.d * bits // 8
         if bits < 16:
-            size += 3 * self.block * self.d // 64 * 2
-        if self.activation == "gpt_oss":
-            size += 2 * self.block * max(bits, 16) // 8
+            size += n * self.block * self.d // 64 * 2
+        if biases:
+            size += (n - 1) * self.block * max(bits, 16) // 8
         stride = 4096 * math.ceil(size / 4096)
-        biases = self.activation == "gpt_oss"
-        return BlockLayout(self.d, self.block, stride, self.dtype, self.activation, biases)
+        return BlockLayout(self.d, self.block, stride, self.dtype, self.activation, biases, n)
 
 
 @dataclass
@@ -116,12 +118,12 @@ def _before_a_wall(tensor: torch.Tensor) -> torch.Tensor:
 
 def _fill(slot: torch.Tensor, layout: BlockLayout, width: int) -> tuple[list[Any], list[Any]]:
     """Random weights of the leading neurons, written to a slot; float64 copies of them."""
-    d, block = layout.d_model, layout.block
+    d, block, parts = layout.d_model, layout.block, layout.matrices
     if layout.dtype in TYPES:
         kind = TYPES[layout.dtype]
         numbers = slot.view(kind)
         matrices = []
-        for which in range(3):
+        for which in range(parts):
             own = numbers[which * block * d :][: width * d]
             own.copy_(torch.randn(width * d) * (4 / math.sqrt(d)))
             matrices.append(own.double().view(width, d))
@@ -129,21 +131,22 @@ def _fill(slot: torch.Tensor, layout: BlockLayout, width: int) -> tuple[list[Any
         kind = torch.float16
         most, each = (127, 1) if layout.dtype == "int8" else (7, 2)
         matrices, size = [], block * d // each
-        begin = 3 * size + (4 * block if layout.biases else 0)
-        scales = slot[begin : begin + 6 * block * d // 64].view(kind).view(3, block, d // 64)
-        for which in range(3):
+        begin = parts * size + (2 * (parts - 1) * block if layout.biases else 0)
+        scales = slot[begin : begin + 2 * parts * block * d // 64].view(kind)
+        scales = scales.view(parts, block, d // 64)
+        for which in range(parts):
             q = torch.randint(-most - (each == 2), most + 1, (width, d))
             s = ((torch.rand(width, d // 64) - 0.5) * 24 / (most * math.sqrt(d))).half()
             packed = q if each == 1 else (q[:, 0::2] & 15) | (q[:, 1::2] & 15) << 4
             slot[which * size :][: width * d // each] = (packed & 255).to(torch.uint8).flatten()
             scales[which, :width] = s
             matrices.append(q.double() * s.double().repeat_interleave(64, 1))
-        numbers = slot[3 * size : 3 * size + 4 * block].view(kind)
+        numbers = slot[parts * size : parts * size + 2 * (parts - 1) * block].view(kind)
     if not layout.biases:
         return matrices, []
-    begin = 3 * block * d if layout.dtype in TYPES else 0
+    begin = parts * block * d if layout.dtype in TYPES else 0
     biases = []
-    for which in range(2):
+    for which in range(parts - 1):
         own = numbers[begin + which * block :][:width]
         own.copy_(torch.randn(width))
         biases.append(own.double())
@@ -160,7 +163,8 @@ def _expected(case: Case, x: Any, matrices: list[Any], biases: list[Any]) -> tup
     than 1.13, and exp, erf and what is done with them take 16 roundings; that of exp's argument
     counts as often as the argument is large. Errors of errors get a hundredth.
     """
-    gate, up, down = matrices
+    *gates, up, down = matrices
+    gate = gates[0] if gates else up
     operand = TYPES[case.x] if case.dtype not in TYPES or case.x == case.dtype else torch.float32
     kept = HALVES[operand] if case.rows > 1 else 0.0
     least = 2.0**-25 if kept and operand == torch.float16 else 0.0
@@ -173,18 +177,41 @@ def _expected(case: Case, x: Any, matrices: list[Any], biases: list[Any]) -> tup
         for w in (gate, up)
     )
     if biases:
-        g, u = g + biases[0], u + biases[1]
+        g, u = g + biases[0], u + biases[-1]
         g_error, u_error = g_error + U32 * g.abs(), u_error + U32 * u.abs()
-    if case.activation == "gpt_oss":
-        g, m = g.clamp(max=7), u.clamp(-7, 7) + 1
-        a = g * torch.sigmoid(1.702 * g)
-    elif case.activation == "gelu":
-        m, a = u, torch.nn.functional.gelu(g)
-    else:
-        m, a = u, torch.nn.functional.silu(g)
+    steepness, a, m = _activated(case.activation, g, u)
+    if not gates:
+        m, u_error = torch.ones_like(a), torch.zeros_like(a)
     h = a * m
-    h_error = 1.13 * g_error * m.abs() + a.abs() * u_error + least
+    h_error = steepness * g_error * m.abs() + a.abs() * u_error + least
     h_error += (kept + (16 + 2 * g.abs()) * U32) * h.abs() + 2 * U32 * (g * m).abs()
     error = h_error @ down.abs() + fine * h.abs().sum(1, keepdim=True)
     error += ((len(down) + 2) * U32 + dequantised) * (h.abs() @ down.abs())
     return h @ down, 1.01 * error
+
+
+def _activated(name: str, g: Any, u: Any) -> tuple[Any, Any, Any]:
+    """(how steep the activation of the gate is at most, that activation, what it multiplies)."""
+    functional = torch.nn.functional
+    kind, _, rest = name.rstrip(")").partition("(")
+    first, *more = (float(number) for number in (rest or "1.702,7").split(","))
+    if kind == "gpt_oss":
+        g, m = g.clamp(max=more[0]), u.clamp(-more[0], more[0]) + 1
+        return 1.13 if first > 1 else 1.0, g * torch.sigmoid(first * g), m
+    if kind == "clamped_silu":
+        return 1.13, functional.silu(g.clamp(max=first)), u.clamp(-first, first)
+    if kind == "silu_clamped":
+        return 1.13, functional.silu(g).clamp(max=first), u.clamp(-first, first)
+    if kind == "softcapped_silu":
+        capped = first * torch.tanh(g / first) * torch.sigmoid(g)
+        return 1.13, capped, more[0] * torch.tanh(u / more[0])
+    plain = {
+        "silu": functional.silu,
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+        "relu": torch.relu,
+        "relu2": lambda x: torch.relu(x) ** 2,
+    }
+    # a square is as steep as its argument is large
+    steepness = 2.02 * g.abs() + 1e-6 if kind == "relu2" else 1.13
+    return steepness, plain[kind](g), u

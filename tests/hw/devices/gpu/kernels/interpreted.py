@@ -50,6 +50,20 @@ CASES += [
     for activation in ("gelu", "gpt_oss")
     for rows in (1, 3)
 ]
+CASES += [  # every other activation, with a gate and, where it takes one number, without
+    case(("fp32", "fp32"), 80, (16, 5), rows, activation=activation, matrices=matrices)
+    for activation, matrices in (
+        ("gelu_tanh", 3), ("relu", 3), ("relu2", 3), ("clamped_silu(0.5)", 3),
+        ("silu_clamped(0.5)", 3), ("softcapped_silu(4,2)", 3), ("gpt_oss(1.3,0.5)", 3),
+        ("silu", 2), ("gelu", 2), ("gelu_tanh", 2), ("relu", 2), ("relu2", 2),
+    )
+    for rows in (1, 3)
+]  # fmt: skip
+CASES += [
+    case(kind, 192, THREE, rows, activation="relu2", matrices=2)
+    for kind in (("bf16", "bf16"), ("int8", "bf16"), ("int4", "bf16"))
+    for rows in (1, 3)
+]
 CASES += [
     Case("bf16", "bf16", 192, 80, (80, 80, 67), (70, 66, 1), 70),  # more than a tile of everything
     Case("fp16", "fp16", 192, 304, (304, 272), (1, 1), 1),

@@ -56,14 +56,17 @@ class Checkpoint:
         return f"{self.folder / self.tensors[name].shard}: tensor {name!r}"
 
 
-def open_checkpoint(folder: str | Path) -> Checkpoint:
+def open_checkpoint(folder: str | Path, quantised: bool = False) -> Checkpoint:
     """Read the headers of the checkpoint in ``folder``.
 
+    quantised: whether its weights may be; see `crisp.checkpoint.quantised` for what they are then.
     Raises CrispError, naming file and tensor, if the folder has no weights in safetensors, lacks a
     shard or a tensor that the index names, holds one that it does not name, is cut off, or if its
-    config says that the weights are quantised.
+    config says that the weights are quantised, unless they may be.
     """
     checkpoint = _read_headers(Path(folder))
+    if quantised:
+        return checkpoint
     path = checkpoint.folder / "config.json"
     quantization = _read_json(path).get("quantization_config")
     if quantization is not None:
@@ -133,6 +136,9 @@ def _read_headers(folder: Path) -> Checkpoint:
     if not index.exists():
         pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
         has = f"has only pickled weights ({pickled[0]})" if pickled else "has no weights"
+        gguf = sorted(path.name for path in folder.iterdir() if path.suffix == ".gguf")
+        if gguf:
+            has = f"has only a GGUF file ({gguf[0]}), which crisp pack reads and this does not"
         raise CrispError(f"{folder}: {has}; {SINGLE} or {INDEX} was expected")
     return _read_sharded(folder, _read_weight_map(index))
 

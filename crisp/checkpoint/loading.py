@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crisp.adapter import Experts, expert_layout
 from crisp.checkpoint.deepseek import register
+from crisp.checkpoint.filling import decoded_model
+from crisp.checkpoint.quantised import read_quantization
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.model.quantization import dequantize, quantize
@@ -48,13 +51,12 @@ def load_model(name: str) -> LoadedModel:
             expert_layout(model_without_weights(name, config))
         tokenizer = load_tokenizer(name)
         with one_line_errors(name, "its weights"):
-            model, info = _with_weights(name, auto)
-    for keys, what in (
-        ("missing_keys", "lacks {} of the model's weights"),
-        ("unexpected_keys", "holds {} weights that the model does not have"),
-    ):
-        if info[keys]:
-            raise CrispError(f"{name}: {what.format(len(info[keys]))}, such as {min(info[keys])}")
+            decoded = folder.is_dir() and read_quantization(folder) is not None
+            model, method = (
+                decoded_model(folder, config, model_without_weights)
+                if decoded
+                else (_whole(name, auto), None)
+            )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return LoadedModel(
         model=model.to(device).eval(),
@@ -63,6 +65,7 @@ def load_model(name: str) -> LoadedModel:
         revision=getattr(config, "_commit_hash", None),
         spec=_spec(name, transformers),
         how=f"{str(model.dtype).removeprefix('torch.')} on {device}, "
+        f"{'' if method is None else f'decoded from {method}, '}"
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     )
 
@@ -79,10 +82,13 @@ def to_float32(loaded: LoadedModel) -> LoadedModel:
     return dataclasses.replace(loaded, model=loaded.model.float(), how=how)
 
 
-def quantize_experts(loaded: LoadedModel, dtype: str) -> LoadedModel:
+def quantize_experts(
+    loaded: LoadedModel, dtype: str, moments: Mapping[int, NDArray[np.float32]] | None = None
+) -> LoadedModel:
     """Round the routed experts' weights, in place, to what a store of ``dtype`` holds.
 
-    dtype: int8 or int4. The model computes in its own type as before. Raises CrispError for weights
+    dtype: int8 or int4. moments: [d_model] by MoE layer, of the experts' input; with them int4's
+    scales are searched. The model computes in its own type as before. Raises CrispError for weights
     too large for ``dtype``.
     """
     torch = import_extra("torch")
@@ -90,8 +96,11 @@ def quantize_experts(loaded: LoadedModel, dtype: str) -> LoadedModel:
         for layer in expert_layout(loaded.model).layers:
             experts = Experts.of(layer)
             for expert in range(experts.n_experts):
-                for part in experts.neurons(expert):  # views [..., d_ff, d_model]
-                    q, scales = quantize(part.float().cpu().numpy(), dtype)
+                # views [..., d_ff, d_model]; of the down one every output counts the same
+                own = None if moments is None else moments[layer.index]
+                equal = None if own is None else np.ones_like(own)
+                for part, counts in zip(experts.neurons(expert), (own, equal), strict=True):
+                    q, scales = quantize(part.float().cpu().numpy(), dtype, counts)
                     if not np.isfinite(scales).all():
                         raise CrispError(
                             f"{layer.name}: expert {expert} has weights too large for {dtype}"
@@ -99,7 +108,8 @@ def quantize_experts(loaded: LoadedModel, dtype: str) -> LoadedModel:
                     part.copy_(torch.from_numpy(dequantize(q, scales)))
             for bias in experts.biases():
                 bias.copy_(bias.half())
-    return dataclasses.replace(loaded, how=f"{loaded.how}, experts in {dtype}")
+    searched = ", scales searched" if moments is not None and dtype == "int4" else ""
+    return dataclasses.replace(loaded, how=f"{loaded.how}, experts in {dtype}{searched}")
 
 
 def load_config(name: str | Path) -> Any:
@@ -144,15 +154,21 @@ def load_tokenizer(name: str | Path) -> Any:
         return transformers.AutoTokenizer.from_pretrained(name)
 
 
-def _with_weights(name: str, auto: Any) -> tuple[Any, dict[str, Any]]:
-    """Return (model, transformers' report of missing and unexpected weights)."""
+def _whole(name: str, auto: Any) -> Any:
+    """Return the model with its weights; CrispError for missing and unexpected ones."""
     try:
         model, info = auto.from_pretrained(name, dtype="auto", output_loading_info=True)
     except RuntimeError as error:  # says "see the above report", and is of no other use
         raise CrispError(
             f"{name}: the weights do not fit the config: some are missing or of another shape"
         ) from error
-    return model, info
+    for keys, what in (
+        ("missing_keys", "lacks {} of the model's weights"),
+        ("unexpected_keys", "holds {} weights that the model does not have"),
+    ):
+        if info[keys]:
+            raise CrispError(f"{name}: {what.format(len(info[keys]))}, such as {min(info[keys])}")
+    return model
 
 
 def _spec(name: str, transformers: Any) -> ModelSpec | None:

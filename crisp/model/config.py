@@ -218,6 +218,8 @@ def _expert_bits(f: Fields, dtype_bits: int) -> Fraction:
         return 4 + Fraction(8, 32)
     if method == "fp8":
         block = config.get("weight_block_size")
+        if block is None:  # a scale for each matrix, or for each of its rows
+            return Fraction(8)
         if (
             not isinstance(block, list)
             or len(block) != 2

@@ -5,6 +5,7 @@ Everything is made in a folder of its own beside the result, which appears when 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from crisp.checkpoint.expert_tensors import expert_tensors
-from crisp.checkpoint.files import open_checkpoint, refuse_prepared, weights_digest
+from crisp.checkpoint.files import refuse_prepared, weights_digest
+from crisp.checkpoint.quantised import DecodedCheckpoint, open_any
 from crisp.errors import CrispError
 from crisp.files import atomic, check_new_folder
 from crisp.model.spec import ModelSpec
 from crisp.prepare.calibration import Ints
+from crisp.prepare.dequantised import write_dequantised
 from crisp.prepare.folder import PreparationFolder, check_place, was_finished
 from crisp.prepare.importance import (
     block_contributions,
@@ -25,6 +28,7 @@ from crisp.prepare.importance import (
     permutations,
 )
 from crisp.prepare.measurements import (
+    DEQUANTISING,
     REORDERING,
     WIDTHS,
     PreparationMeasurements,
@@ -32,7 +36,8 @@ from crisp.prepare.measurements import (
     add_width_losses,
     measure,
 )
-from crisp.prepare.reorder import reorder
+from crisp.prepare.quantised_reorder import neuron_runs
+from crisp.prepare.reorder import copy_others, reorder
 from crisp.prepare.request import PreparationInputs, PreparationRequest, read_inputs
 from crisp.prepare.roles import spell_method
 from crisp.prepare.width_losses import LEAST, measured_widths, temporarily_reordered
@@ -55,12 +60,22 @@ def prepare(source: Path, out: Path, request: PreparationRequest, report: Report
     if was_finished(out, digest):
         return Metadata.load(out / FILE)
     check_new_folder(out)
-    inputs = read_inputs(source, request)
-    expert_tensors(open_checkpoint(source), inputs.layout)  # refused now, not after the work
+    checkpoint, name = open_any(source), source.resolve().name
+    quantised = isinstance(checkpoint, DecodedCheckpoint)
+    if request.dequantize and not quantised:
+        raise CrispError(f"--dequantize: {source} is not quantised")
     with PreparationFolder.open(out, digest) as work:
+        if isinstance(checkpoint, DecodedCheckpoint) and request.dequantize:
+            source = _plain_copy(checkpoint, work, report)
+            checkpoint = open_any(source)
+        inputs = read_inputs(source, request)
+        neurons = expert_tensors(checkpoint, inputs.layout)  # refused now, not after the work
+        runs = dict[int, int]()
+        if isinstance(checkpoint, DecodedCheckpoint):
+            runs = neuron_runs(checkpoint, neurons)
         measurements = measure(inputs, request, report, work)
         scores = neuron_scores(request.order, measurements.calibration, measurements.experts)
-        orders = permutations(scores)
+        orders = permutations(scores, runs)
         if inputs.sample is not None:
             with work.timed(WIDTHS), temporarily_reordered(measurements.experts, orders):
                 measurements = add_width_losses(measurements, inputs, spec, report, work)
@@ -75,7 +90,9 @@ def prepare(source: Path, out: Path, request: PreparationRequest, report: Report
                 progress=lambda done, total: report(REORDERING, done, total),
                 done=work.folder / "reordered",
             )
-        facts = {"source": source.resolve().name, "seconds": work.seconds}
+        facts = {"source": name, "seconds": work.seconds}
+        if quantised:
+            facts |= _quantised_facts(runs, request.dequantize)
         metadata = _metadata(spec, request, inputs, measurements, orders, weights, facts)
         metadata.save(model / FILE)
         with atomic(model / "README.md") as temporary:
@@ -121,11 +138,33 @@ def _geometry(source: Path, request: PreparationRequest) -> ModelSpec:
     """Return the model's geometry; CrispError for what can be refused before any work."""
     if not source.is_dir():
         raise CrispError(f"{source}: is no folder; one with a transformers checkpoint was expected")
-    open_checkpoint(source)
+    open_any(source)
     for path in request.texts:
         if not path.is_file():
             raise CrispError(f"{path}: no such file; a text was expected")
     return ModelSpec.from_config(source).with_(block=request.block)
+
+
+def _plain_copy(checkpoint: DecodedCheckpoint, work: PreparationFolder, report: Report) -> Path:
+    """Write the checkpoint in bfloat16 into the working folder, once; return where it is."""
+    folder, unfinished = work.folder / "plain", work.folder / "plain.part"
+    if not folder.exists():
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        with work.timed(DEQUANTISING):
+            copy_others(checkpoint.stored, unfinished)
+            write_dequantised(
+                checkpoint, unfinished, lambda done, total: report(DEQUANTISING, done, total)
+            )
+        unfinished.replace(folder)
+    return folder
+
+
+def _quantised_facts(runs: Mapping[int, int], dequantised: bool) -> dict[str, Any]:
+    """Return what the provenance says of a quantised model."""
+    if dequantised:
+        return {"dequantised": True}
+    return {"runs": sorted(set(runs.values()))}  # neurons that stayed together
 
 
 def _readme(metadata: Metadata) -> str:
@@ -165,6 +204,7 @@ def _metadata(
         "router_weights": {
             layer: quantiles(sums.weighted) for layer, sums in calibration.layers.items()
         },
+        "input_moments": {layer: sums.input_moments for layer, sums in calibration.layers.items()},
     }
     layers, n = spec.n_layers, spec.n_experts
     whole: dict[str, Any] = {
@@ -174,6 +214,7 @@ def _metadata(
         "curves": np.zeros((layers, n, POINTS), np.float32),
         "contributions": np.zeros((layers, n, spec.n_blocks), np.float32),
         "router_weights": np.zeros((layers, n, QUANTILES), np.float16),
+        "input_moments": np.zeros((layers, spec.d_model), np.float16),
     }
     if measurements.widths is not None:
         shape = (layers, n, 2)

@@ -110,14 +110,8 @@ class ExpertReader:
     def _by_neuron(self, tensor: TensorEntry, place: ExpertTensor, expert: int) -> Array:
         """Read a tensor's share of one expert: [parts, d_ff, numbers of a neuron]."""
         parts = len(_PARTS[_leaf(tensor.name)])
-        data = np.empty((place.outer, place.d_ff, place.inner), UNSIGNED[tensor.dtype])
-        offset = tensor.offset + (expert - place.first) * data.nbytes
-        self._sources[tensor.shard].read(data, offset)
-        if tensor.name not in self._hashes:
-            self._hashes[tensor.name] = import_extra("xxhash").xxh3_128()
-        self._hashes[tensor.name].update(data.data)
-        self._advance(data.nbytes)
-        if not all_finite(data, tensor.dtype):
+        data, kind = self._read(tensor, place, expert)
+        if not all_finite(data, kind):
             raise CrispError(
                 f"{self._checkpoint.where(tensor.name)}: expert {expert} has NaN or infinite "
                 "weights; finite ones were expected"
@@ -127,6 +121,17 @@ class ExpertReader:
             1, 3, 2, 0, 4
         )  # one of the first two is 1, and so is one of the last two
         return whole.reshape(parts, place.d_ff, -1)
+
+    def _read(self, tensor: TensorEntry, place: ExpertTensor, expert: int) -> tuple[Array, str]:
+        """Read a tensor's share of one expert: [outer, d_ff, inner] bits, and their type."""
+        data = np.empty((place.outer, place.d_ff, place.inner), UNSIGNED[tensor.dtype])
+        offset = tensor.offset + (expert - place.first) * data.nbytes
+        self._sources[tensor.shard].read(data, offset)
+        if tensor.name not in self._hashes:
+            self._hashes[tensor.name] = import_extra("xxhash").xxh3_128()
+        self._hashes[tensor.name].update(data.data)
+        self._advance(data.nbytes)
+        return data, tensor.dtype
 
 
 def _leaf(name: str) -> str:

@@ -367,7 +367,6 @@ def test_an_unreadable_file_is_named(tmp_path: Path, text: str, message: str) ->
         ({"intermediate_size": -1}, "intermediate_size: found -1"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok: found 9, expected at most"),
         ({"torch_dtype": "int3"}, "torch_dtype: found 'int3', expected bfloat16"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "weight_block_size: found nothing"),
     ],
 )
 def test_a_bad_field_is_named(tmp_path: Path, fields: dict[str, Any], message: str) -> None:

@@ -270,7 +270,7 @@ def changed(folder: Path, **config: Any) -> Path:
     [
         ({"hidden_act": "relu2"}, "hidden_act: found 'relu2', expected silu or swish or gelu"),
         ({"hidden_act": None}, "hidden_act: found None"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq: quantised"),
+        ({"quantization_config": {"quant_method": "awq"}}, "says awq, and no tensor is quantised"),
         ({"model_type": "nemotron_h"}, "unknown model_type 'nemotron_h'"),
         ({"intermediate_size": 336}, "is [320, 128]; [336, 128] was expected from the config"),
         ({"num_hidden_layers": 7}, "layer 6 are not in a known spelling"),

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from crisp.model.spec import ModelSpec
 
-_MODEL = "A folder with a transformers checkpoint, prepared or not."
+_MODEL = "A folder with a transformers checkpoint, prepared or not, or a GGUF file."
 _SYNTHETIC = "Random weights instead: of a built-in model's geometry, or a config.json's."
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from crisp.errors import CrispError
 
 
-def import_extra(module: str) -> Any:
-    """Return the module; CrispError names the extra ``hf`` when it is not installed."""
+def import_extra(module: str, extra: str = "hf") -> Any:
+    """Return the module; CrispError names the extra when it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -20,5 +20,5 @@ def import_extra(module: str) -> Any:
         ):  # installed, but broken: one of its libraries cannot be mapped, say
             raise CrispError(f"{top} cannot be loaded: {error}") from error
         raise CrispError(
-            f"{top} is needed and not installed: pip install '.[hf]' in the checkout ({error})"
+            f"{top} is needed and not installed: pip install '.[{extra}]' in the checkout ({error})"
         ) from error

@@ -1,7 +1,8 @@
 """The one step by which every command takes a model: the same checks, in the same order.
 
 A folder or a name on the hub; custom code, which is never run; the files of the weights, whole and
-not pickled; quantisation; a layout that is understood; the geometry; the tokenizer.
+not pickled; quantisation, which every command takes in the formats of `crisp.checkpoint.quantised`;
+a layout that is understood; the geometry; the tokenizer.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from crisp.adapter import ExpertLayout, expert_layout
-from crisp.checkpoint.files import Checkpoint, is_other_part, open_checkpoint, read_headers
+from crisp.checkpoint.files import Checkpoint, is_other_part
 from crisp.checkpoint.geometry.read import read_folder
+from crisp.checkpoint.gguf import gguf_file
 from crisp.checkpoint.library import load_config, load_tokenizer, model_without_weights
+from crisp.checkpoint.quantised import open_any
 from crisp.checkpoint.source import ModelSource, find_model
 from crisp.errors import CrispError
 from crisp.model.geometry import ModelGeometry
@@ -31,7 +34,7 @@ class AdmittedModel:
 
     source: ModelSource
     config: Any  # transformers' config
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint  # a quantised one is a `DecodedCheckpoint`
     layout: ExpertLayout  # of the model without weights
     geometry: ModelGeometry | None  # None: it is not understood, and was not needed
     tokenizer: Any  # None: it was not needed
@@ -52,22 +55,22 @@ class AdmittedModel:
 def admit(
     name: str | Path,
     *,
-    quantised: bool = False,
     tokenizer: bool = False,
     geometry: bool = False,
 ) -> AdmittedModel:
     """Check the model in a folder, or of a name on the hub, as far as that takes no weights.
 
-    quantised: what is to be done takes quantised weights. tokenizer: it needs one. geometry: it
-    needs the geometry; otherwise one that is not understood is but noted. Raises CrispError, one
-    line that names the file, for the first check that fails.
+    tokenizer: what is to be done needs one. geometry: it needs the geometry; otherwise one that is
+    not understood is but noted. Raises CrispError, one line that names the file, for the first
+    check that fails.
     """
+    refuse_gguf(name)
     source = find_model(name)
     folder = source.folder
     if not (folder / "config.json").exists():
         raise CrispError(f"{folder}: has no config.json; a transformers checkpoint was expected")
     config = load_config(folder)
-    checkpoint = read_headers(folder) if quantised else open_checkpoint(folder)
+    checkpoint = open_any(folder)
     layout = expert_layout_of(folder, config)
     notes: list[str] = []
     found: ModelGeometry | None = None
@@ -87,6 +90,16 @@ def admit(
         tokenizer=load_tokenizer(folder) if tokenizer else None,
         notes=tuple(notes),
     )
+
+
+def refuse_gguf(name: str | Path) -> None:
+    """Raise CrispError for a GGUF file, or a folder whose weights are one."""
+    file = gguf_file(Path(name))
+    if file is not None:
+        raise CrispError(
+            f"{file}: is a GGUF file, of which only the experts and their geometry are read (crisp "
+            "pack, crisp model, --model); a folder with a transformers checkpoint was expected"
+        )
 
 
 def expert_layout_of(folder: Path, config: Any) -> ExpertLayout:

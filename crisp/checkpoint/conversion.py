@@ -18,6 +18,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from crisp.checkpoint.files import Checkpoint, TensorEntry, is_other_part
+from crisp.checkpoint.quantised import DecodedCheckpoint
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 
@@ -150,6 +151,10 @@ class Conversion:
         group = self._groups.get(name)
         if group is None or group.converter is not None:
             return None
+        if isinstance(self._checkpoint, DecodedCheckpoint):
+            (names,) = group.sources.values()
+            if names[0] in self._checkpoint.weights:
+                return None
         with self._reader() as read:
             return self._convert(group, None, read)[name]
 
@@ -202,11 +207,25 @@ class Conversion:
 
     @contextmanager
     def _reader(self) -> Iterator[ReadTensor]:
-        """Provide ``read(name)``, which maps a tensor of the checkpoint from its file."""
-        opened = dict[Path, Any]()
+        """Provide ``read(name)``, which maps a tensor of the checkpoint from its file.
+
+        Quantised weights are decoded, in the type of the model's tensor that they go into.
+        """
+        opened, decoded, decoder = dict[Path, Any](), dict[str, Any](), None
         with ExitStack() as stack:
+            if isinstance(self._checkpoint, DecodedCheckpoint):
+                decoder = stack.enter_context(self._checkpoint.decoder())
+                decoded = {
+                    name: self._empty[group.target].dtype
+                    for group in self._groups.values()
+                    for names in group.sources.values()
+                    for name in names
+                    if name in self._checkpoint.weights
+                }
 
             def read(name: str) -> Any:
+                if decoder is not None and name in decoded:
+                    return decoder.read_tensor(name, decoded[name])
                 path = self._checkpoint.folder / self._checkpoint.tensors[name].shard
                 try:
                     if path not in opened:

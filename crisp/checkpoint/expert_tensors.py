@@ -14,7 +14,7 @@ from typing import Any
 
 from crisp.adapter import ExpertLayout, Experts
 from crisp.checkpoint.conversion import ConversionError, TensorGroup, tensor_groups
-from crisp.checkpoint.files import SINGLE, Checkpoint, TensorEntry, quantised_error
+from crisp.checkpoint.files import SINGLE, Checkpoint, TensorEntry
 from crisp.checkpoint.placement import Part, Placement, placements
 from crisp.errors import CrispError
 from crisp.extras import import_extra
@@ -41,7 +41,7 @@ def expert_tensors(checkpoint: Checkpoint, layout: ExpertLayout) -> dict[str, Ex
 
     layout: of the model, whose weights are not read: one on the meta device will do. Raises
     CrispError, naming file and tensor, for a spelling that is not understood, tensors that are
-    missing, left over or of another shape, and quantised ones.
+    missing, left over or of another shape, and those that are no floating-point numbers.
     """
     groups, unknown = tensor_groups(layout.model, checkpoint)
     _refuse_left_over(checkpoint, layout, unknown)
@@ -97,7 +97,10 @@ class _Finder:
         for names in group.sources.values():
             for name in names:
                 if entries[name].dtype not in FLOATS:
-                    raise quantised_error(self._checkpoint.where(name), f"is {entries[name].dtype}")
+                    raise CrispError(
+                        f"{self._checkpoint.where(name)}: is {entries[name].dtype}: quantised in a "
+                        "way that config.json does not name"
+                    )
         n, biases = experts.n_experts, group.target.endswith("_bias")
         result: dict[str, ExpertTensor] = {}
         if group.converter is None or any(len(x) == 1 for x in group.sources.values()):

@@ -59,19 +59,29 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
-    """Read the headers of the checkpoint in ``folder``.
+    """Read the headers of the checkpoint in ``folder``, quantised or not, as its files have it.
 
     Raises CrispError, naming file and tensor, if the folder has no weights in safetensors, lacks a
-    shard or a tensor that the index names, holds one that it does not name, is cut off, or if its
-    config says that the weights are quantised.
+    shard or a tensor that the index names, holds one that it does not name, or is cut off.
     """
-    checkpoint = read_headers(Path(folder))
-    path = checkpoint.folder / "config.json"
-    quantization = _read_json(path).get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise quantised_error(str(path), f"quantization_config {method or 'of no named method'}")
-    return checkpoint
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise CrispError(f"{folder}: is no folder; one with a transformers checkpoint was expected")
+    single, index = folder / SINGLE, folder / INDEX
+    if single.exists() and index.exists():
+        raise CrispError(f"{folder}: has both {SINGLE} and {INDEX}; one of them was expected")
+    if single.exists():
+        return Checkpoint(
+            folder, (SINGLE,), None, {x.name: x for x in _read_header(folder, SINGLE)}
+        )
+    if not index.exists():
+        pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
+        has = f"has only pickled weights ({pickled[0]})" if pickled else "has no weights"
+        gguf = sorted(path.name for path in folder.iterdir() if path.suffix == ".gguf")
+        if gguf:
+            has = f"has only a GGUF file ({gguf[0]}), which crisp pack reads and this does not"
+        raise CrispError(f"{folder}: {has}; {SINGLE} or {INDEX} was expected")
+    return _read_sharded(folder, _read_weight_map(index))
 
 
 def is_other_part(name: str) -> bool:
@@ -83,13 +93,6 @@ def is_other_part(name: str) -> bool:
     False
     """
     return _OTHER_PARTS.search(name) is not None
-
-
-def quantised_error(where: str, what: str) -> CrispError:
-    """Return the error for weights that are not plain floating-point numbers."""
-    return CrispError(
-        f"{where}: {what}: quantised; only bf16/fp16/fp32 checkpoints can be prepared"
-    )
 
 
 def refuse_prepared(folder: str | Path) -> None:
@@ -104,9 +107,9 @@ def weights_digest(folder: str | Path, progress: Progress = no_progress) -> str:
 
     It is the sha256, in hex, over (name, dtype, shape, XXH3 of the bytes) of all tensors by name.
     Every weight is read; ``progress(done, total)`` counts bytes. Raises CrispError as
-    `open_checkpoint` does, but for what the config says.
+    `open_checkpoint` does.
     """
-    checkpoint = read_headers(Path(folder))
+    checkpoint = open_checkpoint(folder)
     advance = counter(progress, sum(tensor.nbytes for tensor in checkpoint.tensors.values()))
     hashes: dict[str, str] = {}
     for shard in checkpoint.shards:
@@ -130,24 +133,6 @@ def combine_digests(tensors: Iterable[TensorEntry], hashes: Mapping[str, str]) -
         entry = [tensor.name, tensor.dtype, list(tensor.shape), hashes[tensor.name]]
         whole.update(json.dumps(entry).encode() + b"\n")
     return whole.hexdigest()
-
-
-def read_headers(folder: Path) -> Checkpoint:
-    """Read the headers as `open_checkpoint` does, whatever the config says of quantisation."""
-    if not folder.is_dir():
-        raise CrispError(f"{folder}: is no folder; one with a transformers checkpoint was expected")
-    single, index = folder / SINGLE, folder / INDEX
-    if single.exists() and index.exists():
-        raise CrispError(f"{folder}: has both {SINGLE} and {INDEX}; one of them was expected")
-    if single.exists():
-        return Checkpoint(
-            folder, (SINGLE,), None, {x.name: x for x in _read_header(folder, SINGLE)}
-        )
-    if not index.exists():
-        pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
-        has = f"has only pickled weights ({pickled[0]})" if pickled else "has no weights"
-        raise CrispError(f"{folder}: {has}; {SINGLE} or {INDEX} was expected")
-    return _read_sharded(folder, _read_weight_map(index))
 
 
 def _read_weight_map(path: Path) -> dict[str, str]:

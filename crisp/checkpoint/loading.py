@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crisp.adapter import Experts, expert_layout
-from crisp.checkpoint.admission import admit, refuse_unless_extra
+from crisp.checkpoint.admission import admit, is_extra, refuse_unless_extra
+from crisp.checkpoint.filling import decoded_model
 from crisp.checkpoint.library import auto_class, quiet
 from crisp.checkpoint.library import load_config as load_config
 from crisp.checkpoint.library import load_tokenizer as load_tokenizer
 from crisp.checkpoint.library import model_without_weights as model_without_weights
 from crisp.checkpoint.library import one_line_errors as one_line_errors
 from crisp.checkpoint.library import short_reason as short_reason
+from crisp.checkpoint.quantised import DecodedCheckpoint
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.model.quantization import dequantize, quantize
@@ -45,15 +49,15 @@ def load_model(name: str | Path) -> LoadedModel:
     beyond the model's (they predict further tokens) are left alone, which a note says.
     """
     torch, transformers = import_extra("torch"), import_extra("transformers")
-    admitted = admit(name, quantised=True, tokenizer=True)
+    admitted = admit(name, tokenizer=True)
+    checkpoint, method = admitted.checkpoint, ""
     with quiet(transformers), one_line_errors(str(name), "its weights"):
-        model, info = _with_weights(str(name), admitted.source.folder, auto_class(admitted.config))
-    if info["missing_keys"]:
-        missing = info["missing_keys"]
-        raise CrispError(
-            f"{name}: lacks {len(missing)} of the model's weights, such as {min(missing)}"
-        )
-    notes = refuse_unless_extra(info["unexpected_keys"], admitted.n_layers, str(name))
+        if isinstance(checkpoint, DecodedCheckpoint):
+            model, method = decoded_model(checkpoint, admitted.config), checkpoint.method
+            left = [x for x in checkpoint.tensors if is_extra(x, admitted.n_layers)]
+        else:
+            model, left = _with_weights(str(name), admitted.source.folder, admitted.config)
+    notes = refuse_unless_extra(left, admitted.n_layers, str(name))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return LoadedModel(
         model=model.to(device).eval(),
@@ -62,6 +66,7 @@ def load_model(name: str | Path) -> LoadedModel:
         revision=admitted.source.revision,
         spec=None if admitted.geometry is None else admitted.geometry.spec,
         how=f"{str(model.dtype).removeprefix('torch.')} on {device}, "
+        f"{f'decoded from {method}, ' if method else ''}"
         f"torch {torch.__version__}, transformers {transformers.__version__}",
         notes=(*admitted.notes, *notes),
     )
@@ -79,10 +84,13 @@ def to_float32(loaded: LoadedModel) -> LoadedModel:
     return dataclasses.replace(loaded, model=loaded.model.float(), how=how)
 
 
-def quantize_experts(loaded: LoadedModel, dtype: str) -> LoadedModel:
+def quantize_experts(
+    loaded: LoadedModel, dtype: str, moments: Mapping[int, NDArray[np.float32]] | None = None
+) -> LoadedModel:
     """Round the routed experts' weights, in place, to what a store of ``dtype`` holds.
 
-    dtype: int8 or int4. The model computes in its own type as before. Raises CrispError for weights
+    dtype: int8 or int4. moments: [d_model] by MoE layer, of the experts' input; with them int4's
+    scales are searched. The model computes in its own type as before. Raises CrispError for weights
     too large for ``dtype``.
     """
     torch = import_extra("torch")
@@ -90,8 +98,11 @@ def quantize_experts(loaded: LoadedModel, dtype: str) -> LoadedModel:
         for layer in expert_layout(loaded.model).layers:
             experts = Experts.of(layer)
             for expert in range(experts.n_experts):
-                for part in experts.neurons(expert):  # views [..., d_ff, d_model]
-                    q, scales = quantize(part.float().cpu().numpy(), dtype)
+                # views [..., d_ff, d_model]; of the down one every output counts the same
+                own = None if moments is None else moments[layer.index]
+                equal = None if own is None else np.ones_like(own)
+                for part, counts in zip(experts.neurons(expert), (own, equal), strict=True):
+                    q, scales = quantize(part.float().cpu().numpy(), dtype, counts)
                     if not np.isfinite(scales).all():
                         raise CrispError(
                             f"{layer.name}: expert {expert} has weights too large for {dtype}"
@@ -99,17 +110,23 @@ def quantize_experts(loaded: LoadedModel, dtype: str) -> LoadedModel:
                     part.copy_(torch.from_numpy(dequantize(q, scales)))
             for bias in experts.biases():
                 bias.copy_(bias.half())
-    return dataclasses.replace(loaded, how=f"{loaded.how}, experts in {dtype}")
+    searched = ", scales searched" if moments is not None and dtype == "int4" else ""
+    return dataclasses.replace(loaded, how=f"{loaded.how}, experts in {dtype}{searched}")
 
 
-def _with_weights(name: str, folder: Path, auto: Any) -> tuple[Any, dict[str, Any]]:
-    """Return (model, transformers' report of missing and unexpected weights)."""
+def _with_weights(name: str, folder: Path, config: Any) -> tuple[Any, list[str]]:
+    """Return the model, and the weights that it does not have; CrispError for missing ones."""
     try:
-        model, info = auto.from_pretrained(
+        model, info = auto_class(config).from_pretrained(
             folder, dtype="auto", output_loading_info=True, trust_remote_code=False
         )
     except RuntimeError as error:  # says "see the above report", and is of no other use
         raise CrispError(
             f"{name}: the weights do not fit the config: some are missing or of another shape"
         ) from error
-    return model, info
+    missing = info["missing_keys"]
+    if missing:
+        raise CrispError(
+            f"{name}: lacks {len(missing)} of the model's weights, such as {min(missing)}"
+        )
+    return model, list(info["unexpected_keys"])

@@ -13,8 +13,10 @@ from typing import Any
 
 from crisp.adapter import ExpertLayout, expert_layout
 from crisp.checkpoint.conversion import Conversion
-from crisp.checkpoint.files import Checkpoint, open_checkpoint
+from crisp.checkpoint.files import Checkpoint
+from crisp.checkpoint.filling import compute_buffers, set_tensor
 from crisp.checkpoint.library import load_config, model_without_weights
+from crisp.checkpoint.quantised import open_any
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 
@@ -105,34 +107,12 @@ def _stop_here(_: Any, __: Any, output: Any) -> None:
     raise _LayerDone(output)
 
 
-def set_tensor(model: Any, name: str, tensor: Any) -> None:
-    """Make ``tensor`` the parameter or buffer ``name`` of ``model``."""
-    path, _, leaf = name.rpartition(".")
-    module = model.get_submodule(path)
-    if leaf in module._buffers:
-        module._buffers[leaf] = tensor
-    else:
-        module._parameters[leaf] = import_extra("torch.nn").Parameter(tensor, requires_grad=False)
-
-
-def compute_buffers(model: Any) -> None:
-    """Compute the buffers that no checkpoint holds, such as the frequencies of rotary positions.
-
-    Call this before the first weight is set: what is in memory would be drawn anew.
-    """
-    torch = import_extra("torch")
-    for name, buffer in list(model.named_non_persistent_buffers()):
-        path, _, leaf = name.rpartition(".")
-        model.get_submodule(path)._buffers[leaf] = torch.empty_like(buffer, device="cpu")
-    model.initialize_weights()  # nothing happens to weights on the meta device
-
-
 def open_skeleton(folder: Path) -> Skeleton:
     """Open the model in ``folder`` without loading any of its decoder layers.
 
     Raises CrispError for a checkpoint that is not whole or does not fit its config, and for a model
     that is not understood (see `crisp.adapter.expert_layout`).
     """
-    checkpoint, config = open_checkpoint(folder), load_config(folder)
+    checkpoint, config = open_any(folder), load_config(folder)
     model = model_without_weights(folder, config, import_extra("torch").float32)
     return Skeleton(model.eval(), checkpoint)

@@ -49,9 +49,10 @@ class LayerSums:
     # [E, E]: over the tokens of pair {i, j}, sum of the norm of what expert i adds, weight included
     removed: Floats
     weighted: Ints  # [E, BINS]: how often its router weight was of each size
+    squares: Floats  # [d_model]: sum of the squares of the experts' input, over all tokens
 
     @classmethod
-    def empty(cls, n_experts: int, d_ff: int) -> LayerSums:
+    def empty(cls, n_experts: int, d_ff: int, d_model: int) -> LayerSums:
         """Return the sums before the first token."""
         square = (n_experts, n_experts)
         return cls(
@@ -60,12 +61,19 @@ class LayerSums:
             anchored=np.zeros(square, np.int64),
             removed=np.zeros(square),
             weighted=np.zeros((n_experts, BINS), np.int64),
+            squares=np.zeros(d_model),
         )
 
     @property
     def importance(self) -> Floats:
         """Mean |activation| of each neuron (paper, Eq. 2): [E, d_ff], 0 if no token was routed."""
         return self.activation / np.maximum(self.tokens, 1)[:, None]
+
+    @property
+    def input_moments(self) -> Floats:
+        """Mean square of each number of the experts' input, over the mean of all: [d_model]."""
+        mean = self.squares.mean()
+        return self.squares / mean if mean > 0 else np.ones_like(self.squares)
 
     @property
     def pair_counts(self) -> Ints:
@@ -90,6 +98,7 @@ class LayerSums:
             norm = torch.linalg.vector_norm(output.detach().float(), dim=1)
             sizes[tokens.cpu().numpy(), expert] = _finite(experts, expert, norm)
 
+        self.squares += _sum_of_squares(hidden)
         result = execute(
             experts, hidden, index, weights, watch=add_activation, watch_output=keep_size
         )
@@ -124,6 +133,14 @@ def _magnitude(activation: Any) -> Any:
     wide = import_extra("torch").float64
     parts = [part.abs().sum(0, dtype=wide) for part in activation.detach().split(rows)]
     return sum(parts[1:], parts[0])
+
+
+def _sum_of_squares(hidden: Any) -> Floats:
+    """Return the sum of squares [rows, d_model] over rows, in float64: [d_model]."""
+    rows, total = max(1, _ENTRIES // hidden.shape[1]), np.zeros(hidden.shape[1])
+    for part in hidden.detach().split(rows):
+        total += part.double().square().sum(0).cpu().numpy()
+    return total
 
 
 def _finite(experts: Experts, expert: int, values: Any) -> NDArray[Any]:
@@ -200,7 +217,9 @@ def calibrate(
     if state is None:
         state = CalibrationSums(
             {
-                layer.index: LayerSums.empty(layer_experts.n_experts, layer_experts.d_ff)
+                layer.index: LayerSums.empty(
+                    layer_experts.n_experts, layer_experts.d_ff, layer_experts.d_model
+                )
                 for layer, layer_experts in zip(layout.layers, experts, strict=True)
             }
         )

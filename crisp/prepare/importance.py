@@ -108,14 +108,30 @@ def _finite_norms(experts: Experts) -> Floats:
     return norms
 
 
-def permutations(scores: Mapping[int, Floats]) -> dict[int, Ints]:
+def permutations(
+    scores: Mapping[int, Floats], runs: Mapping[int, int] | None = None
+) -> dict[int, Ints]:
     """Return for each layer int64 [E, d_ff]: at place p the neuron that comes to stand there.
 
-    scores: by layer [E, d_ff]. They descend; neurons of equal score keep their order.
+    scores: by layer [E, d_ff]. They descend; neurons of equal score keep their order. runs: by
+    layer, how many neighbours have to stay together; None: one in all of them. Runs descend by
+    their sums and the neurons of each by their scores; a shorter last run stays the last.
     """
+    runs = {} if runs is None else runs
     return {
-        layer: np.argsort(-in_layer, axis=1, kind="stable") for layer, in_layer in scores.items()
+        layer: np.stack([_in_runs(of_expert, runs.get(layer, 1)) for of_expert in in_layer])
+        for layer, in_layer in scores.items()
     }
+
+
+def _in_runs(scores: Floats, run: int) -> Ints:
+    """Return an expert's permutation, see `permutations`."""
+    whole = len(scores) // run * run
+    by_run = scores[:whole].reshape(-1, run)
+    first = np.argsort(-by_run.sum(1), kind="stable")
+    inside = np.argsort(-by_run, axis=1, kind="stable")
+    rest = whole + np.argsort(-scores[whole:], kind="stable")
+    return np.concatenate([(first[:, None] * run + inside[first]).reshape(-1), rest])
 
 
 def importance_curves(

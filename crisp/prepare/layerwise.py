@@ -84,7 +84,9 @@ def calibrate_layerwise(
             continue
         with skeleton.loaded_layer(index):
             experts = Experts.of(layers[index]) if index in layers else None
-            sums = None if experts is None else LayerSums.empty(experts.n_experts, experts.d_ff)
+            sums = None
+            if experts is not None:
+                sums = LayerSums.empty(experts.n_experts, experts.d_ff, experts.d_model)
             handler = _summing_handler(experts, sums)
             with (
                 import_extra("torch").inference_mode(),

@@ -31,6 +31,7 @@ Report = Callable[[str, int, int], None]
 """Called with ``(stage, done, total)``."""
 
 CALIBRATION, ROLES, WIDTHS, REORDERING = "calibration", "roles", "widths", "reordering"
+DEQUANTISING = "dequantising"
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,9 @@ Everything is made in a folder of its own beside the result, which appears when 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,14 @@ import numpy as np
 from crisp.checkpoint.admission import AdmittedModel, admit
 from crisp.checkpoint.expert_tensors import expert_tensors
 from crisp.checkpoint.files import refuse_prepared, weights_digest
+from crisp.checkpoint.geometry.read import read_folder
+from crisp.checkpoint.quantised import DecodedCheckpoint
+from crisp.checkpoint.source import ModelSource
 from crisp.errors import CrispError
 from crisp.files import atomic, check_new_folder
 from crisp.model.spec import ModelSpec
 from crisp.prepare.calibration import Ints
+from crisp.prepare.dequantised import write_dequantised
 from crisp.prepare.folder import PreparationFolder, check_place, was_finished
 from crisp.prepare.importance import (
     block_contributions,
@@ -26,6 +32,7 @@ from crisp.prepare.importance import (
     permutations,
 )
 from crisp.prepare.measurements import (
+    DEQUANTISING,
     REORDERING,
     WIDTHS,
     PreparationMeasurements,
@@ -33,7 +40,8 @@ from crisp.prepare.measurements import (
     add_width_losses,
     measure,
 )
-from crisp.prepare.reorder import reorder
+from crisp.prepare.quantised_reorder import neuron_runs
+from crisp.prepare.reorder import copy_others, reorder
 from crisp.prepare.request import PreparationInputs, PreparationRequest, read_inputs
 from crisp.prepare.roles import spell_method
 from crisp.prepare.width_losses import LEAST, measured_widths, temporarily_reordered
@@ -58,12 +66,16 @@ def prepare(source: Path, out: Path, request: PreparationRequest, report: Report
     if was_finished(out, digest):
         return Metadata.load(out / FILE)
     check_new_folder(out)
-    inputs = read_inputs(source, request)
-    expert_tensors(admitted.checkpoint, inputs.layout)  # refused now, not after the work
+    inputs, runs = _inputs(admitted, request)
+    checkpoint = admitted.checkpoint
     with PreparationFolder.open(out, digest) as work:
+        if isinstance(checkpoint, DecodedCheckpoint) and request.dequantize:
+            source = _plain_copy(checkpoint, work, report)
+            plain = read_folder(ModelSource.of_folder(source)).spec.with_(block=request.block)
+            spec = replace(plain, name=spec.name)
         measurements = measure(inputs, request, report, work)
         scores = neuron_scores(request.order, measurements.calibration, measurements.experts)
-        orders = permutations(scores)
+        orders = permutations(scores, runs)
         if inputs.sample is not None:
             with work.timed(WIDTHS), temporarily_reordered(measurements.experts, orders):
                 measurements = add_width_losses(measurements, inputs, spec, report, work)
@@ -79,6 +91,8 @@ def prepare(source: Path, out: Path, request: PreparationRequest, report: Report
                 done=work.folder / "reordered",
             )
         facts = {"source": admitted.source.name, "seconds": work.seconds}
+        if isinstance(checkpoint, DecodedCheckpoint):
+            facts |= _quantised_facts(runs, request.dequantize)
         metadata = _metadata(spec, request, inputs, measurements, orders, weights, facts)
         metadata.save(model / FILE)
         with atomic(model / "README.md") as temporary:
@@ -126,6 +140,45 @@ def _admit(source: Path, request: PreparationRequest) -> AdmittedModel:
     return admit(source, tokenizer=True, geometry=True)
 
 
+def _inputs(
+    admitted: AdmittedModel, request: PreparationRequest
+) -> tuple[PreparationInputs, Mapping[int, int]]:
+    """Return the model and its text, and by layer how many neurons have to stay together.
+
+    Raises CrispError for what could not be written after the work.
+    """
+    folder, checkpoint = admitted.source.folder, admitted.checkpoint
+    if request.dequantize and not isinstance(checkpoint, DecodedCheckpoint):
+        raise CrispError(f"--dequantize: {folder} is not quantised")
+    inputs, runs = read_inputs(folder, request), dict[int, int]()
+    neurons = expert_tensors(checkpoint, inputs.layout)
+    if isinstance(checkpoint, DecodedCheckpoint) and not request.dequantize:
+        runs = neuron_runs(checkpoint, neurons)
+    return inputs, runs
+
+
+def _plain_copy(checkpoint: DecodedCheckpoint, work: PreparationFolder, report: Report) -> Path:
+    """Write the checkpoint in bfloat16 into the working folder, once; return where it is."""
+    folder, unfinished = work.folder / "plain", work.folder / "plain.part"
+    if not folder.exists():
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        with work.timed(DEQUANTISING):
+            copy_others(checkpoint.stored, unfinished)
+            write_dequantised(
+                checkpoint, unfinished, lambda done, total: report(DEQUANTISING, done, total)
+            )
+        unfinished.replace(folder)
+    return folder
+
+
+def _quantised_facts(runs: Mapping[int, int], dequantised: bool) -> dict[str, Any]:
+    """Return what the provenance says of a quantised model."""
+    if dequantised:
+        return {"dequantised": True}
+    return {"runs": sorted(set(runs.values()))}  # neurons that stayed together
+
+
 def _readme(metadata: Metadata) -> str:
     """Return a README for the prepared model, which differs from the one of the original."""
     provenance, source = metadata.provenance, metadata.provenance["source"]
@@ -163,6 +216,7 @@ def _metadata(
         "router_weights": {
             layer: quantiles(sums.weighted) for layer, sums in calibration.layers.items()
         },
+        "input_moments": {layer: sums.input_moments for layer, sums in calibration.layers.items()},
     }
     layers, n = spec.n_layers, spec.n_experts
     whole: dict[str, Any] = {
@@ -172,6 +226,7 @@ def _metadata(
         "curves": np.zeros((layers, n, POINTS), np.float32),
         "contributions": np.zeros((layers, n, spec.n_blocks), np.float32),
         "router_weights": np.zeros((layers, n, QUANTILES), np.float16),
+        "input_moments": np.zeros((layers, spec.d_model), np.float16),
     }
     if measurements.widths is not None:
         shape = (layers, n, 2)

@@ -25,9 +25,9 @@ from crisp.checkpoint.files import (
     Checkpoint,
     TensorEntry,
     combine_digests,
-    open_checkpoint,
     refuse_prepared,
 )
+from crisp.checkpoint.quantised import DecodedCheckpoint, open_any
 from crisp.checkpoint.streaming import (
     TILE,
     ByteSource,
@@ -39,6 +39,7 @@ from crisp.checkpoint.streaming import (
 )
 from crisp.errors import CrispError
 from crisp.files import atomic
+from crisp.prepare.quantised_reorder import QuantisedTiles, check_runs, neuron_runs
 from crisp.progress import Progress, counter, no_progress
 
 Order = NDArray[np.intp]
@@ -84,15 +85,22 @@ def reorder(
     source or other permutations it is ignored.
 
     Raises CrispError for all that `open_checkpoint` and `expert_tensors` do not understand, a
-    model prepared already, NaN or infinite weights of experts, and a full disk.
+    model prepared already, NaN or infinite weights of experts, and a full disk. A quantised one
+    stays in its format, whose runs of neurons the permutations have to keep (see
+    `crisp.prepare.quantised_reorder`).
     """
     folder = Path(out)
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_any(source)
     refuse_prepared(source)
     if folder.resolve() == checkpoint.folder.resolve():
         raise CrispError(f"{out}: is the checkpoint itself; another folder was expected")
     neurons = expert_tensors(checkpoint, layout)
-    job = _Job(checkpoint, neurons, _checked_orders(permutations, neurons))
+    orders, quantised = _checked_orders(permutations, neurons), None
+    if isinstance(checkpoint, DecodedCheckpoint):
+        check_runs(orders, neuron_runs(checkpoint, neurons))
+        quantised = QuantisedTiles(checkpoint, neurons, orders)
+        checkpoint = checkpoint.stored
+    job = _Job(checkpoint, neurons, orders, quantised)
     key = job.fingerprint()
     finished = {} if done is None else _finished_shards(done, key, job, folder)
     total = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
@@ -105,7 +113,9 @@ def reorder(
         if done is not None:
             with atomic(done) as temporary:
                 temporary.write_text(json.dumps({"job": key, "shards": finished}))
-    _copy_others(checkpoint, folder)
+    copy_others(checkpoint, folder)
+    if quantised is not None:
+        quantised.adapt_config(folder)
     hashes = {name: digest for shard in finished.values() for name, digest in shard.items()}
     return combine_digests(checkpoint.tensors.values(), hashes)
 
@@ -139,6 +149,7 @@ class _Job:
     checkpoint: Checkpoint
     neurons: Mapping[str, ExpertTensor]  # by tensor name
     orders: Mapping[int, Order]  # by decoder layer
+    quantised: QuantisedTiles | None = None  # streams the tensors of quantised weights
 
     def fingerprint(self) -> str:
         """Return a hash that stays the same for the same job on unchanged files."""
@@ -183,6 +194,8 @@ class _Job:
 
     def _tiles(self, source: ByteSource, tensor: TensorEntry) -> Tiles:
         """Return the bytes of a tensor, those of experts with their neurons reordered."""
+        if self.quantised is not None and self.quantised.covers(tensor):
+            return self.quantised.tiles(source, tensor)
         neurons = self.neurons.get(tensor.name)
         if neurons is None:
             return read_tiles(source, tensor.offset, tensor.nbytes)
@@ -258,7 +271,7 @@ def _finished_shards(done: Path, key: str, job: _Job, folder: Path) -> dict[str,
     return {shard: hashes for shard, hashes in shards.items() if shard in present}
 
 
-def _copy_others(checkpoint: Checkpoint, out: Path) -> None:
+def copy_others(checkpoint: Checkpoint, out: Path) -> None:
     """Copy everything but weights: index, config, tokenizer; no hidden files, no README."""
     for path in sorted(checkpoint.folder.rglob("*")):
         relative = path.relative_to(checkpoint.folder)

@@ -30,6 +30,7 @@ class PreparationRequest:
     block: int | None = None  # neurons of a block; None: the model's default
     layerwise: bool = False  # keep one decoder layer at a time in memory
     width_losses: int | None = None  # tokens to measure the loss of each width on; None: do not
+    dequantize: bool = False  # write a quantised model in bfloat16
 
     def __post_init__(self) -> None:
         if self.layerwise and self.width_losses is not None:
@@ -46,7 +47,7 @@ class PreparationRequest:
         """Return a hash that stays the same for the same request on unchanged files."""
         options = (
             spell_method(self.method), self.order, self.window, self.tokens, self.block,
-            self.layerwise, self.width_losses,
+            self.layerwise, self.width_losses, *([self.dequantize] if self.dequantize else []),
         )  # fmt: skip
         return request_digest(source, self.texts, options)
 

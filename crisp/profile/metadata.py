@@ -48,6 +48,8 @@ _OPTIONAL: dict[str, tuple[type, tuple[str, ...]]] = {
     "width_losses": (np.float32, (_L, _E, "roles", "widths")),
     "role_counts": (np.int64, (_L, _E, "roles")),
 }
+# There since scales of int4 are searched with them.
+_MOMENTS: dict[str, tuple[type, tuple[str, ...]]] = {"input_moments": (np.float16, (_L, "inputs"))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,8 @@ class Metadata:
     # anchor (0) and beside it (1); NaN: unknown
     width_losses: npt.NDArray[np.float32] | None = None
     role_counts: npt.NDArray[np.int64] | None = None  # [layers, experts, 2] tokens behind it
+    # [layers, d_model] mean square of each number of the experts' input, relative to their mean
+    input_moments: npt.NDArray[np.float16] | None = None
 
     def profile(self) -> Profile:
         """Return the counts, with the measured roles."""
@@ -97,6 +101,13 @@ class Metadata:
             f"roles {roles['method']} of {roles['measured']:,}, by the router's weight of {rest:,}"
         )
 
+    def moments(self) -> dict[int, npt.NDArray[np.float32]] | None:
+        """Return the input's moments [d_model] by MoE layer; None where they were not measured."""
+        if self.input_moments is None:
+            return None
+        rows = self.input_moments.astype(np.float32)
+        return {layer: rows[layer] for layer in self.spec.moe_layers}
+
     def check_weights(self, digest: str, where: str) -> None:
         """Raise CrispError unless the weights in ``where`` are those this metadata was made for."""
         if digest != self.weights:
@@ -117,6 +128,7 @@ class Metadata:
             "router_weights": self.router_weights,
             "width_losses": self.width_losses,
             "role_counts": self.role_counts,
+            "input_moments": self.input_moments,
         }
         header = {
             "version": VERSION,
@@ -127,7 +139,7 @@ class Metadata:
         }
         typed: dict[str, npt.NDArray[Any]] = {
             name: np.ascontiguousarray(tensors[name], dtype)
-            for name, (dtype, _) in {**_TENSORS, **_OPTIONAL}.items()
+            for name, (dtype, _) in {**_TENSORS, **_OPTIONAL, **_MOMENTS}.items()
             if tensors[name] is not None
         }
         # One entry: safetensors writes several in an order of its own, another each time.
@@ -144,6 +156,7 @@ class Metadata:
                 header = _header(path, file.metadata() or {})
                 stored = set(file.keys())
                 expected = _TENSORS | (_OPTIONAL if stored & _OPTIONAL.keys() else {})
+                expected |= _MOMENTS if stored & _MOMENTS.keys() else {}
                 lacks = sorted(expected.keys() - stored)
                 if lacks:
                     raise CrispError(f"{path}: lacks {lacks[0]}")
@@ -191,8 +204,9 @@ def _check_tensors(
     """Raise CrispError for a tensor of another shape or type, or with impossible values."""
     sizes = {_L: spec.n_layers, _E: spec.n_experts, "points": POINTS, "blocks": spec.n_blocks}
     sizes |= {"quantiles": QUANTILES, "roles": 2, "widths": spec.n_blocks + 1}
+    sizes |= {"inputs": spec.d_model}
     for name, tensor in tensors.items():
-        dtype, axes = (_TENSORS | _OPTIONAL)[name]
+        dtype, axes = (_TENSORS | _OPTIONAL | _MOMENTS)[name]
         shape = tuple(sizes[axis] for axis in axes)
         if tensor.shape != shape or tensor.dtype != dtype:
             raise CrispError(

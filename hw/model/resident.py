@@ -6,7 +6,6 @@ The experts' parameters remain on torch's meta device.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,20 +15,26 @@ from crisp.adapter import ExpertLayout, Experts, expert_layout
 from crisp.checkpoint.admission import admit
 from crisp.checkpoint.conversion import Conversion
 from crisp.checkpoint.files import Checkpoint, weights_digest
+from crisp.checkpoint.filling import (
+    compute_buffers,
+    keep_float32,
+    own_type,
+    plain_config,
+    set_tensor,
+)
 from crisp.checkpoint.geometry.read import read_folder
 from crisp.checkpoint.loading import LoadedModel, model_without_weights, one_line_errors
-from crisp.checkpoint.skeleton import compute_buffers, set_tensor
 from crisp.checkpoint.source import find_model
 from crisp.errors import CrispError
 from crisp.extras import import_extra
-from crisp.hw.store.checkpoint_experts import ExpertReader, locate_experts
+from crisp.hw.store.checkpoint_experts import locate_experts
 from crisp.hw.store.encoding import encode_blocks
+from crisp.hw.store.expert_source import expert_source
 from crisp.hw.store.reader import Store
+from crisp.hw.store.scale_search import ScaleSearch
 from crisp.model.spec import ModelSpec
 from crisp.profile.metadata import FILE, Metadata
 from crisp.progress import Progress, no_progress
-
-_FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +66,13 @@ def open_resident(
     is not understood, and another model's store.
     """
     admitted = admit(folder, tokenizer=True, geometry=True)
-    folder, checkpoint, config = admitted.source.folder, admitted.checkpoint, admitted.config
+    folder, checkpoint = admitted.source.folder, admitted.checkpoint
     spec = _same_geometry(admitted.spec, folder, store)
     _same_weights(checkpoint, store, verify, progress)
     torch, transformers = import_extra("torch"), import_extra("transformers")
-    kind = config.dtype or _kind(checkpoint)
-    model = model_without_weights(folder, config, kind).eval()
-    _keep_float32(model, kind)
+    kind = own_type(admitted.config, checkpoint)
+    model = model_without_weights(folder, plain_config(admitted.config), kind).eval()
+    keep_float32(model, kind)
     layout = expert_layout(model)
     stored = {name for layer in layout.layers for name in Experts.of(layer).parameters()}
     conversion = Conversion(model, checkpoint)
@@ -124,7 +129,8 @@ def _same_weights(checkpoint: Checkpoint, store: Store, verify: bool, progress: 
     """Raise CrispError if the folder's weights are seen not to be those that were packed."""
     folder = checkpoint.folder
     refused = CrispError(f"{store.path}: was packed from other weights than those in {folder}")
-    if (folder / FILE).exists() and Metadata.load(folder / FILE).weights != store.weights:
+    metadata = Metadata.load(folder / FILE) if (folder / FILE).exists() else None
+    if metadata is not None and metadata.weights != store.weights:
         raise refused
     if verify and weights_digest(folder, progress) != store.weights:
         raise refused
@@ -132,32 +138,18 @@ def _same_weights(checkpoint: Checkpoint, store: Store, verify: bool, progress: 
     if str(activation) != store.activation:
         raise refused
     hashed, layers = import_extra("xxhash").xxh3_64_intdigest, store.spec.moe_layers
+    search = None
+    if store.searched:  # else it was packed before there were moments
+        moments = None if metadata is None else metadata.moments()
+        if moments is None:
+            raise refused
+        search = ScaleSearch(moments)
     for row in sorted({0, len(layers) - 1}):
-        with ExpertReader(checkpoint, layout, lambda more: None) as reader:
-            blocks = encode_blocks(reader, store.spec, layers[row], store.dtype)
+        with expert_source(checkpoint, layout, no_progress) as reader:
+            blocks = encode_blocks(reader, store.spec, layers[row], store.dtype, search)
             hashes = [hashed(block.data) for block in islice(blocks, store.spec.n_blocks)]
         if hashes != store.hashes(row)[0].tolist():
             raise refused
-
-
-def _kind(checkpoint: Checkpoint) -> Any:
-    """Return the type of the first floating-point tensor, by which transformers goes as well."""
-    kinds = (tensor.dtype for tensor in checkpoint.tensors.values())
-    return getattr(import_extra("torch"), next(_FLOATS[kind] for kind in kinds if kind in _FLOATS))
-
-
-def _keep_float32(model: Any, kind: Any) -> None:
-    """Convert the parameters to float32 that a family keeps in that type, such as routers.
-
-    transformers does so when it loads a model; here it happens on the meta device.
-    """
-    plan = model._get_dtype_plan(kind)
-    if not plan:
-        return
-    kept = re.compile("|".join(name.replace("*", ".*") for name in plan))
-    for name, tensor in model.state_dict().items():
-        if kept.search(name):
-            set_tensor(model, name, tensor.float())
 
 
 def _forget(checkpoint: Checkpoint) -> None:

@@ -69,7 +69,7 @@ class ExpertReader:
         biases: dict[int, Array] = {}
         for tensor, place in self._by_layer[layer]:
             if place.first <= expert < place.first + place.count:
-                numbers = self._read(tensor, place, expert)
+                numbers = self._finite(tensor, place, expert)
                 for part in place.parts:
                     if place.biases:
                         biases[part.matrix] = numbers[part.offset :: part.neuron][: place.d_ff]
@@ -99,8 +99,18 @@ class ExpertReader:
             )
         return next(iter(kinds))
 
-    def _read(self, tensor: TensorEntry, place: ExpertTensor, expert: int) -> Array:
+    def _finite(self, tensor: TensorEntry, place: ExpertTensor, expert: int) -> Array:
         """Read a tensor's share of one expert: all its numbers in their order."""
+        data, kind = self._read(tensor, place, expert)
+        if not all_finite(data, kind):
+            raise CrispError(
+                f"{self._checkpoint.where(tensor.name)}: expert {expert} has NaN or infinite "
+                "weights; finite ones were expected"
+            )
+        return data
+
+    def _read(self, tensor: TensorEntry, place: ExpertTensor, expert: int) -> tuple[Array, str]:
+        """Read the bits of a tensor's share of one expert, and their type."""
         data = np.empty(place.outer * place.d_ff * place.inner, UNSIGNED[tensor.dtype])
         offset = tensor.offset + (expert - place.first) * data.nbytes
         self._sources[tensor.shard].read(data, offset)
@@ -108,12 +118,7 @@ class ExpertReader:
             self._hashes[tensor.name] = import_extra("xxhash").xxh3_128()
         self._hashes[tensor.name].update(data.data)
         self._advance(data.nbytes)
-        if not all_finite(data, tensor.dtype):
-            raise CrispError(
-                f"{self._checkpoint.where(tensor.name)}: expert {expert} has NaN or infinite "
-                "weights; finite ones were expected"
-            )
-        return data
+        return data, tensor.dtype
 
 
 def _matrix(numbers: Array, part: Part, place: ExpertTensor) -> Array:

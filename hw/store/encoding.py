@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from crisp.errors import CrispError
-from crisp.hw.store.checkpoint_experts import Expert, ExpertReader
+from crisp.hw.store.checkpoint_experts import Expert
 from crisp.hw.store.dtypes import NAMES, UNSIGNED, Array, all_finite, convert_bits, pack_bytes
+from crisp.hw.store.expert_source import ExpertSource
+from crisp.hw.store.scale_search import ScaleSearch
 from crisp.hw.store.writer import Bytes
 from crisp.model.quantization import BITS, GROUP, quantize
 from crisp.model.spec import ModelSpec
@@ -69,13 +71,22 @@ def _encode(numbers: Array, kind: str, dtype: str) -> tuple[Array, Array]:
     return pack_bytes(q, dtype), scales.view(np.uint16)
 
 
-def encode_blocks(reader: ExpertReader, spec: ModelSpec, layer: int, dtype: str) -> Iterator[Bytes]:
+def encode_blocks(
+    reader: ExpertSource,
+    spec: ModelSpec,
+    layer: int,
+    dtype: str,
+    search: ScaleSearch | None = None,
+) -> Iterator[Bytes]:
     """Yield the blocks of a layer's experts, [stride] each; valid until the next is asked for.
 
-    Raises CrispError for weights that ``dtype`` cannot hold.
+    search: of int4's scales, where there are moments; it keeps the errors that are left. Raises
+    CrispError for weights that ``dtype`` cannot hold.
     """
-    encoder = _BlockEncoder(spec, reader.kind, dtype)
+    encoder = _BlockEncoder(spec, reader.kind, dtype, layer, search)
     for e in range(spec.n_experts):
+        if search is not None:
+            search.begin(layer)
         # no variable holds an expert while the next one is read
         yield from encoder.blocks(reader.expert(layer, e), f"layer {layer}: expert {e}")
 
@@ -83,8 +94,11 @@ def encode_blocks(reader: ExpertReader, spec: ModelSpec, layer: int, dtype: str)
 class _BlockEncoder:
     """Cuts experts into blocks, and converts their numbers from one type to another."""
 
-    def __init__(self, spec: ModelSpec, kind: str, dtype: str) -> None:
+    def __init__(
+        self, spec: ModelSpec, kind: str, dtype: str, layer: int, search: ScaleSearch | None
+    ) -> None:
         self._spec, self._kind, self._dtype = spec, kind, dtype
+        self._layer, self._search = layer, search
         self._buffer = _Buffer(spec, dtype)
         self._rows = np.empty((spec.block, spec.d_model), UNSIGNED[kind])
 
@@ -97,7 +111,8 @@ class _BlockEncoder:
             rows = self._rows[:n]  # [n, d_model]
             for part, matrix in enumerate(expert.matrices):
                 _copy_rows(matrix[neurons], rows)
-                buffer.matrices[part, :n], buffer.scales[part, :n] = _encode(rows, kind, dtype)
+                down = part == len(expert.matrices) - 1
+                buffer.matrices[part, :n], buffer.scales[part, :n] = self._encode(rows, down)
             for bias, into in zip(expert.biases, buffer.biases, strict=True):
                 into[:n] = convert_bits(bias[neurons], kind, buffer.kind)
             data = buffer.end(n)
@@ -106,6 +121,13 @@ class _BlockEncoder:
                     f"{name} has weights too large for {dtype}; --dtype fp32 or bf16 was expected"
                 )
             yield data
+
+    def _encode(self, rows: Array, down: bool) -> tuple[Array, Array]:
+        """Return rows of a matrix and of its scales; down: it is the down matrix."""
+        if self._search is None or self._dtype != "int4":
+            return _encode(rows, self._kind, self._dtype)
+        q, scales = self._search.quantize(rows, self._kind, self._layer, down)
+        return pack_bytes(q, self._dtype), scales.view(np.uint16)
 
 
 def _copy_rows(matrix: Array, into: Array) -> None:

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from crisp.checkpoint.admission import admit
+from crisp.checkpoint.gguf import GgufExperts, gguf_activation, gguf_file, read_model
+from crisp.checkpoint.quantised import DecodedCheckpoint
 from crisp.errors import CrispError
-from crisp.hw.store.checkpoint_experts import ExpertReader, locate_experts
+from crisp.hw.store.checkpoint_experts import locate_experts
 from crisp.hw.store.dtypes import NAMES
 from crisp.hw.store.encoding import RandomBlocks, encode_blocks
+from crisp.hw.store.expert_source import GgufSource, expert_source
 from crisp.hw.store.format import DTYPES
 from crisp.hw.store.reader import Store
+from crisp.hw.store.scale_search import ScaleSearch
 from crisp.hw.store.writer import check_new, new_store
 from crisp.model.activation import PLAIN
 from crisp.model.quantization import BITS, check_groups
@@ -35,16 +39,21 @@ def pack(
 ) -> Store:
     """Write the routed experts of a checkpoint to ``out``, a new or empty folder.
 
-    folder: of the checkpoint, or its name on the hub.
-    dtype: bf16, fp16, fp32, int8 or int4; None: the checkpoint's own. block: in neurons; None: a
-    prepared model's own, else the model's default. Memory holds one expert and a few of its blocks.
+    folder: of a checkpoint, quantised or not, its name on the hub, or a GGUF file. dtype: bf16,
+    fp16, fp32, int8 or int4; None: the checkpoint's own, or bf16 for what is quantised. block: in
+    neurons; None: a prepared model's own, else the model's default. Memory holds one expert, what
+    it is made from, and a few of its blocks. int4's scales are searched where a prepared model's
+    metadata has the moments for it.
 
-    Raises CrispError for a checkpoint that is not whole, quantised or not understood, weights that
-    are not finite or do not fit ``dtype``, neurons that are not whole groups of it, metadata of
-    other weights, and a full disk.
+    Raises CrispError for a checkpoint that is not whole or not understood, weights that are not
+    finite or do not fit ``dtype``, neurons that are not whole groups of it, metadata of other
+    weights, and a full disk.
     """
     _check_dtype(dtype)
     check_new(out)
+    file = gguf_file(folder)
+    if file is not None:
+        return _pack_gguf(file, out, dtype, block, progress)
     admitted = admit(folder, geometry=True)
     folder, checkpoint = admitted.source.folder, admitted.checkpoint
     metadata = Metadata.load(folder / FILE) if (folder / FILE).exists() else None
@@ -56,21 +65,50 @@ def pack(
     spec = spec.with_(block=block)
     layout, found = locate_experts(folder, spec)
     activation = str(found)
-    advance = counter(progress, sum(tensor.nbytes for tensor in checkpoint.tensors.values()))
-    with ExpertReader(checkpoint, layout, advance) as reader:
-        stored = dtype or next((key for key, kind in NAMES.items() if kind == reader.kind), None)
+    quantised = checkpoint if isinstance(checkpoint, DecodedCheckpoint) else None
+    moments = metadata.moments() if metadata is not None else None
+    with expert_source(checkpoint, layout, progress) as reader:
+        own = next((key for key, kind in NAMES.items() if kind == reader.kind), None)
+        stored = dtype or ("bf16" if quantised else own)
         if stored is None:
             raise CrispError(f"{folder}: its experts are {reader.kind}; --dtype has to be given")
         if stored in BITS:
             check_groups(spec, stored)
         spec = spec.with_(bits=DTYPES[stored], block=block)
+        search = ScaleSearch(moments) if moments is not None and stored == "int4" else None
         with new_store(out, spec, stored, activation) as writer:
             for layer in spec.moe_layers:
-                writer.layer(layer, encode_blocks(reader, spec, layer, stored))
+                writer.layer(layer, encode_blocks(reader, spec, layer, stored, search))
             digest = reader.weights()
             if metadata is not None:
                 metadata.check_weights(digest, str(folder))
-            writer.finish(_about(stored, activation, weights=digest))
+            about = _about(stored, activation, weights=digest)
+            if quantised is not None:
+                about["source"] = {"format": quantised.method, "settings": dict(quantised.settings)}
+            if search is not None:
+                about["errors"] = search.errors()
+            writer.finish(about)
+    return Store.open(out)
+
+
+def _pack_gguf(
+    file: Path, out: Path, dtype: str | None, block: int | None, progress: Progress
+) -> Store:
+    """Write the routed experts of a GGUF file; see `pack`."""
+    model = read_model(file)
+    activation = gguf_activation(model)
+    stored = dtype or "bf16"
+    spec = model.spec.with_(bits=DTYPES[stored], block=block)
+    if stored in BITS:
+        check_groups(spec, stored)
+    with GgufExperts(model, progress) as experts:
+        source = GgufSource(experts)
+        with new_store(out, spec, stored, activation) as writer:
+            for layer in spec.moe_layers:
+                writer.layer(layer, encode_blocks(source, spec, layer, stored))
+            about = _about(stored, activation, weights=source.weights())
+            about["source"] = {"format": "gguf", "file": file.name, "types": model.types}
+            writer.finish(about)
     return Store.open(out)
 
 

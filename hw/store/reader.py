@@ -63,6 +63,10 @@ class Store:
     files: tuple[Path, ...]  # by MoE row: the position of a layer among the MoE layers
     offsets: tuple[tuple[int, ...], ...]  # by MoE row, of each expert's block 0 in its file
     tables: tuple[str, ...]  # by MoE row, sha256 of its blocks' hashes
+    source: Mapping[str, Any] | None = None  # the format that a quantised checkpoint was in
+    # "searched" and "nearest": by MoE row, each expert's relative error with int4's scales as they
+    # are, and with those of `quantize` alone
+    errors: Mapping[str, Any] | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> Store:
@@ -93,7 +97,14 @@ class Store:
             files=tuple(layer.path for layer in layers),
             offsets=tuple(layer.offsets for layer in layers),
             tables=tuple(layer.table for layer in layers),
+            source=fields.get("source"),
+            errors=fields.get("errors"),
         )
+
+    @property
+    def searched(self) -> bool:
+        """Whether int4's scales were searched."""
+        return self.errors is not None
 
     def offset(self, row: int, expert: int, block: int) -> int:
         """Return the byte at which a block begins in ``files[row]``: a multiple of 4096."""
@@ -218,6 +229,9 @@ def _index(folder: Path) -> tuple[dict[str, Any], str]:
             raise CrispError(
                 f"{path}: {key} is {fields.get(key)!r:.40}, expected {kinds[0].__name__}"
             )
+    for key in ("source", "errors"):
+        if not isinstance(fields.get(key, {}), dict):
+            raise CrispError(f"{path}: {key} is {fields[key]!r:.40}, expected dict")
     return fields, hashlib.sha256(content).hexdigest()
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from crisp.checkpoint.files import INDEX, SINGLE, read_headers
+from crisp.checkpoint.files import INDEX, SINGLE, open_checkpoint
 from crisp.checkpoint.geometry.skeleton import default_config, skeleton_geometry
 from crisp.checkpoint.geometry.tensors import TensorGeometry, tensor_geometry
+from crisp.checkpoint.gguf import gguf_file
+from crisp.checkpoint.gguf import read_geometry as read_gguf
 from crisp.checkpoint.source import ModelSource, cached_snapshot
 from crisp.errors import CrispError
 from crisp.model import layouts
@@ -22,14 +22,14 @@ from crisp.model.geometry import BITS_NOTE, ModelGeometry, read_named
 from crisp.model.spec import BUILTIN, STORE_INDEX, ModelSpec
 
 GGUF = "a GGUF file"
-_GGUF_READER = "crisp.checkpoint.gguf"
 
 
 def read_model(name_or_path: str | Path, bits: Fraction | None = None) -> ModelGeometry:
     """Read a model's geometry; no weight is read, and nothing is downloaded.
 
     It is the first of these that there is: a built-in model; an expert store; a geometry stated by
-    hand (TOML); a GGUF file; a config.json, or a folder or a snapshot in the hub's cache with one.
+    hand (TOML); a GGUF file, or a folder with one and no safetensors, as `crisp pack` takes it; a
+    config.json, or a folder or a snapshot in the hub's cache with one.
     What a folder's tensors say of its experts wins over its config. Without tensors, a family that
     is not listed is asked of transformers, if that is there, else estimated, which a note says.
 
@@ -37,8 +37,6 @@ def read_model(name_or_path: str | Path, bits: Fraction | None = None) -> ModelG
     cannot be read, is no MoE or contradicts itself.
     """
     path = Path(name_or_path)
-    if path.suffix == ".gguf":
-        return _read_gguf(path).with_bits(bits)
     if str(name_or_path) in BUILTIN or (path / STORE_INDEX).exists() or path.suffix == ".toml":
         return read_named(name_or_path, bits)
     if not path.exists():
@@ -46,10 +44,10 @@ def read_model(name_or_path: str | Path, bits: Fraction | None = None) -> ModelG
         if snapshot is None:
             return read_named(name_or_path, bits)  # says which names there are
         path = snapshot
+    gguf = gguf_file(path)
+    if gguf is not None:
+        return ModelGeometry(read_gguf(gguf), GGUF).with_bits(bits)
     if path.is_dir():
-        files = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
-        if len(files) == 1:
-            return _read_gguf(files[0]).with_bits(bits)
         return read_folder(ModelSource.of_folder(path), bits)
     name = path.resolve().parent.name if path.stem == "config" else path.stem
     return _read(read_json(path), path, name, None, bits)
@@ -82,7 +80,7 @@ def _read(
     tensors: TensorGeometry | None = None
     if weights is not None:
         try:
-            entries = read_headers(weights).tensors.values()
+            entries = open_checkpoint(weights).tensors.values()
         except CrispError as error:
             notes.append(f"its tensors were not looked at: {error}")
         else:
@@ -202,12 +200,3 @@ def _for_layers(geometry: ConfigGeometry) -> ConfigGeometry:
     if geometry.layer_bits is None or len(geometry.layer_bits) == len(geometry.moe_layers):
         return geometry
     return replace(geometry, layer_bits=None)
-
-
-def _read_gguf(path: Path) -> ModelGeometry:
-    if find_spec(_GGUF_READER) is None:
-        raise CrispError(
-            f"{path}: is a GGUF file, which this version does not read; a config.json, a folder or "
-            "a TOML file was expected"
-        )
-    return ModelGeometry(importlib.import_module(_GGUF_READER).read_geometry(path), GGUF)

@@ -211,21 +211,6 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
         rf"{INDEX}: places 'c' in '../model.safetensors'; a file beside it was expected",
     ),
     "index of a number": (lambda f: reindexed(f, c=3), rf"{INDEX}: places 'c' in 3"),
-    "no config": (lambda f: (f / "config.json").unlink(), "config.json: is missing"),
-    "config is no JSON": (
-        lambda f: (f / "config.json").write_bytes(b"\xff"),
-        "config.json: is no JSON file",
-    ),
-    "quantised": (
-        lambda f: (f / "config.json").write_text(
-            '{"quantization_config": {"quant_method": "gptq", "bits": 4}}'
-        ),
-        "config.json: quantization_config gptq: quantised; only bf16/fp16/fp32 checkpoints",
-    ),
-    "quantised somehow": (
-        lambda f: (f / "config.json").write_text('{"quantization_config": {}}'),
-        "config.json: quantization_config of no named method: quantised",
-    ),
 }
 
 

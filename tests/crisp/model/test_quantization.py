@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -10,10 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crisp.errors import CrispError
-from crisp.model.quantization import BITS, STORED_BITS, check_groups, dequantize, quantize
+from crisp.model.quantization import (
+    BITS,
+    STORED_BITS,
+    check_groups,
+    dequantize,
+    quantize,
+)
 from crisp.model.spec import ModelSpec
 
 RANGE = {"int8": (-127, 127), "int4": (-8, 7)}
+# sha256 of q and scales of `normal()`, as they have always been
+BEFORE = {"int8": "fe9438652a5f0037", "int4": "a0bcdec46da3b7ce"}
 
 
 def normal(scale: float = 1, seed: int = 0) -> np.ndarray:
@@ -124,3 +133,93 @@ def test_bits_of_a_weight_include_its_share_of_a_scale() -> None:
         "int8": 8.25,
         "int4": 4.25,
     }
+
+
+def squared(weights: np.ndarray, scales: np.ndarray, moments: np.ndarray) -> np.ndarray:
+    """Each group's weighted squared error with the nearest q, in float64."""
+    steps = np.where(scales == 0, 1, scales).astype(np.float64)[..., None]
+    q = np.clip(np.rint(groups(weights) / steps), -8, 7)
+    return (
+        (q * scales.astype(np.float64)[..., None] - groups(weights)) ** 2 * groups(moments)
+    ).sum(-1)
+
+
+@given(st.integers(0, 2**32), st.integers(-12, 12), st.sampled_from([1, 3, 9]))
+def test_a_searched_scale_leaves_no_group_worse(seed: int, magnitude: int, power: int) -> None:
+    random = np.random.default_rng(seed)
+    weights = normal(1, seed).astype(np.float64) ** power
+    weights = (weights * 2.0**magnitude / np.abs(weights).max()).astype(np.float32)
+    moments = random.exponential(size=192).astype(np.float32)
+    _, nearest = quantize(weights, "int4")
+    q, searched = quantize(weights, "int4", moments)
+    assert (searched.dtype, searched.shape, q.dtype) == (np.float16, (5, 3), np.int8)
+    before, after = squared(weights, nearest, moments), squared(weights, searched, moments)
+    assert (after <= before * (1 + 1e-4) + 1e-30).all()
+    # q is the nearest that there is to the scale
+    steps = searched.astype(np.float64)[..., None]
+    off = np.abs(groups(q) * steps - groups(weights))
+    assert (off <= np.abs(groups(np.clip(q + 1, -8, 7)) * steps - groups(weights)) + 1e-9).all()
+
+
+def test_a_search_gains_a_tenth_of_the_squared_error() -> None:
+    """Of normal weights and inputs some of which are large; the best of a fine grid gains no more
+    than three hundredths on top."""
+    random = np.random.default_rng(0)
+    weights = random.standard_normal((64, 256)).astype(np.float32)
+    moments = np.exp(random.standard_normal(256)).astype(np.float32)
+    _, nearest = quantize(weights, "int4")
+    _, searched = quantize(weights, "int4", moments)
+    before = squared(weights, nearest, moments).sum()
+    after = squared(weights, searched, moments).sum()
+    assert after < 0.9 * before
+    finest = np.minimum.reduce(
+        [
+            squared(weights, (sign * share * nearest).astype(np.float16), moments)
+            for share in np.linspace(0.4, 1.1, 141)
+            for sign in (1, -1)
+        ]
+    ).sum()
+    assert after < 1.03 * finest
+
+
+def test_without_moments_nothing_changed() -> None:
+    """Stores packed before are what they would be packed as today."""
+    weights = normal()
+    for dtype in BITS:
+        q, scales = quantize(weights, dtype)
+        content = hashlib.sha256(q.tobytes() + scales.tobytes()).hexdigest()
+        assert content.startswith(BEFORE[dtype])
+    q, scales = quantize(weights, "int8", np.ones(192, np.float32))  # it is not searched
+    assert (q == quantize(weights, "int8")[0]).all()
+
+
+def test_a_leading_part_is_searched_alike() -> None:
+    """Groups do not depend on each other: a narrower expert is packed as leading blocks are."""
+    weights, moments = normal(), np.linspace(0.1, 3, 192).astype(np.float32)
+    q, scales = quantize(weights, "int4", moments)
+    part, part_scales = quantize(weights[:2], "int4", moments)
+    assert (part == q[:2]).all()
+    assert (part_scales == scales[:2]).all()
+
+
+def test_what_does_not_count_is_given_up() -> None:
+    """One large weight of an input that is always 0 leaves the scale to the others."""
+    weights = np.full((1, 64), 0.07, np.float32)
+    weights[0, ::2] *= -1
+    weights[0, 5] = 0.55
+    moments = np.ones(64, np.float32)
+    moments[5] = 0
+    nearest = dequantize(*quantize(weights, "int4"))
+    searched = dequantize(*quantize(weights, "int4", moments))
+    assert np.abs(nearest - weights)[:, np.arange(64) != 5].max() > 0.003
+    assert np.abs(searched - weights)[:, np.arange(64) != 5].max() < 0.001
+
+
+def test_groups_of_zeros_and_moments_of_zero() -> None:
+    weights = normal()
+    weights[2, :64] = 0
+    for moments in (np.zeros(192, np.float32), np.ones(192, np.float32)):
+        q, scales = quantize(weights, "int4", moments)
+        assert scales[2, 0] == 0
+        assert not q[2, :64].any()
+        assert np.isfinite(scales).all()

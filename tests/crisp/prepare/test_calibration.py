@@ -38,11 +38,12 @@ def by_hand(model: Any, text: TokenWindows) -> dict[int, LayerSums]:
     for hook in hooks:
         hook.remove()
     shape = model.model.layers[0].mlp.experts.down_proj.shape
-    sums = {at: LayerSums.empty(shape[0], shape[2]) for at in range(len(model.model.layers))}
+    sums = {at: LayerSums.empty(shape[0], *shape[:0:-1]) for at in range(len(model.model.layers))}
     for at, (hidden, index, weights) in given:
         experts, layer_sums = model.model.layers[at].mlp.experts, sums[at]
         for x, ids, w in zip(hidden, index, weights, strict=True):
             added = {}
+            layer_sums.squares += x**2
             for expert, weight in zip(ids, w, strict=True):
                 gate, up = np.split(experts.gate_up_proj[expert].detach().numpy() @ x, 2)
                 activation = gate / (1 + np.exp(-gate)) * up
@@ -67,6 +68,9 @@ def test_sums_equal_those_of_a_loop_over_tokens(k: int) -> None:
     for layer, expected in by_hand(model, text).items():
         sums = calibration.layers[layer]
         np.testing.assert_allclose(sums.activation, expected.activation, rtol=1e-12)
+        np.testing.assert_allclose(sums.squares, expected.squares, rtol=1e-12)
+        moments = expected.squares / expected.squares.mean()
+        np.testing.assert_allclose(sums.input_moments, moments, rtol=1e-12)
         np.testing.assert_allclose(sums.removed, expected.removed, rtol=1e-6)  # norms are float32
         assert sums.tokens.tolist() == expected.tokens.tolist()
         assert sums.anchored.tolist() == expected.anchored.tolist()

@@ -29,7 +29,7 @@ DOWN = [[4.0, 2.0, 6.0, 0.0], [4.0, 12.0, 1.0, 8.0]]
 
 
 def measured() -> CalibrationSums:
-    sums = LayerSums.empty(2, 4)
+    sums = LayerSums.empty(2, 4, 4)
     sums.tokens[:] = [10, 0]
     sums.activation[0] = [10, 40, 10, 20]
     return CalibrationSums({5: sums})
@@ -64,7 +64,7 @@ def test_orders_by_hand(order: str, expected: Any, permutation: Any) -> None:
 
 
 def test_random_follows_its_seed_and_differs_by_layer() -> None:
-    twice = CalibrationSums({layer: LayerSums.empty(2, 64) for layer in (0, 1)})
+    twice = CalibrationSums({layer: LayerSums.empty(2, 64, 4) for layer in (0, 1)})
     none: dict[int, Any] = {0: None, 1: None}  # no weight is looked at
     draw = [
         permutations(neuron_scores(NeuronOrder("random", seed), twice, none)) for seed in (1, 1, 2)
@@ -112,7 +112,7 @@ def test_curves_by_hand() -> None:
 
 def test_curves_round_neurons_up() -> None:
     """Of 40 neurons, 1/32 is 1.25: the first point holds 2, the second (2.5) holds 3."""
-    sums = LayerSums.empty(1, 40)
+    sums = LayerSums.empty(1, 40, 4)
     sums.tokens[:], sums.activation[:] = 1, 1
     curves = importance_curves(CalibrationSums({0: sums}), {0: np.arange(40)[None]})[0]
     np.testing.assert_allclose(curves[0, [0, 1, 15, 30, 31]], np.array([2, 3, 20, 39, 40]) / 40)

@@ -163,7 +163,7 @@ def test_too_few_tokens_are_no_measurement() -> None:
 
 def test_local_by_hand() -> None:
     """Pair {0, 1}: three tokens whose anchor is 0, one whose anchor is 1; {0, 2}: one token."""
-    sums = LayerSums.empty(3, 8)
+    sums = LayerSums.empty(3, 8, 4)
     sums.anchored[0, 1], sums.anchored[1, 0], sums.anchored[2, 0] = 3, 1, 1
     sums.removed[0, 1], sums.removed[1, 0], sums.removed[0, 2] = 10, 6, 5
     sizes = local_increases(Local(2), CalibrationSums({7: sums}))[7]

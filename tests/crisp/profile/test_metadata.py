@@ -58,6 +58,22 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
             assert getattr(found, field) == value
 
 
+def test_moments_are_kept_where_they_were_measured(tmp_path: Path) -> None:
+    spec = ModelSpec.named("mixtral-8x7b")
+    moments = np.random.default_rng(0).random((32, 4096)).astype(np.float16)
+    replace(made(spec), input_moments=moments).save(tmp_path / "m")
+    assert (tmp_path / "m").stat().st_size < 2_000_000
+    found = Metadata.load(tmp_path / "m").moments()
+    assert found is not None
+    assert found.keys() == set(range(32))
+    assert (found[7] == moments[7]).all()
+    made(spec).save(tmp_path / "m")
+    assert Metadata.load(tmp_path / "m").moments() is None
+    replace(made(spec), input_moments=-moments).save(tmp_path / "m")
+    with pytest.raises(CrispError, match="input_moments: a value that is negative or no number"):
+        Metadata.load(tmp_path / "m")
+
+
 def with_losses(spec: ModelSpec) -> Metadata:
     """With losses of widths, which may be unknown and, where they are measured, negative."""
     shape = (spec.n_layers, spec.n_experts, 2)

@@ -270,7 +270,7 @@ def changed(folder: Path, **config: Any) -> Path:
     [
         ({"hidden_act": "tanh"}, "(MixtralExperts): its activation is not understood"),
         ({"hidden_act": None}, "cannot be used (its config)"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq: quantised"),
+        ({"quantization_config": {"quant_method": "awq"}}, "says awq, and no tensor is quantised"),
         ({"model_type": "nemotron_h"}, "unknown model_type 'nemotron_h'"),
         ({"intermediate_size": 336}, "becomes [640, 128] of each expert; [672, 128] was expected"),
         ({"num_hidden_layers": 7}, "layer 6 are not in a known spelling"),

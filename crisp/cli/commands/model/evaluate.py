@@ -152,7 +152,8 @@ def evaluate(
     rows: list[Row] = []
     for spelled, one in [("full", _full(scope, unit)), *chosen]:
         if len(rows) == 1 and dtype is not None:
-            loaded = quantize_experts(loaded, dtype)
+            moments = None if prepared is None else prepared[1].moments()
+            loaded = quantize_experts(loaded, dtype, moments)
         with progress_of(f"{loaded.name}, {one.name} {spelled}: tokens") as update:
             quality = measured(
                 loaded,

@@ -28,7 +28,7 @@ def model(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Built in, on the hub (if in its cache), a folder, config.json, store or TOML.",
+            help="Built in, in the hub's cache, a folder, GGUF file, config.json, store or TOML.",
         ),
     ],
     bits: Annotated[str | None, typer.Option(help="Stored bits of a routed weight.")] = None,
@@ -116,11 +116,12 @@ def _support(name: str, geometry: ModelGeometry) -> dict[str, str | None]:
     folder = Path(name) if Path(name).is_dir() else cached_snapshot(name)
     real = ("capture", "eval", "prepare", "pack", "generate")
     if geometry.source == GGUF:
-        return support | dict.fromkeys(real, _ONLY_EXPERTS) | {"pack": None}
+        pack = _reason(lambda: _check_gguf(Path(name)))
+        return support | dict.fromkeys(real, _ONLY_EXPERTS) | {"pack": pack}
     if name in BUILTIN or folder is None or not has_weights(folder):
         return support | dict.fromkeys(real, _NO_WEIGHTS)
     checks = {
-        "capture": lambda: _admit(folder, quantised=True, tokenizer=True),
+        "capture": lambda: _admit(folder, tokenizer=True),
         "eval": lambda: _check_eval(folder),
         "prepare": lambda: _check_prepare(folder),
         "pack": lambda: _check_pack(folder, geometry),
@@ -147,7 +148,7 @@ def _admit(folder: Path, **needs: bool) -> Any:
 def _check_eval(folder: Path) -> None:
     from crisp.adapter import Experts
 
-    admitted = _admit(folder, quantised=True, tokenizer=True, geometry=True)
+    admitted = _admit(folder, tokenizer=True, geometry=True)
     for layer in admitted.layout.layers:
         Experts.of(layer)
 
@@ -155,10 +156,22 @@ def _check_eval(folder: Path) -> None:
 def _check_prepare(folder: Path) -> None:
     from crisp.checkpoint.expert_tensors import expert_tensors
     from crisp.checkpoint.files import refuse_prepared
+    from crisp.checkpoint.quantised import DecodedCheckpoint
+    from crisp.prepare.quantised_reorder import neuron_runs
 
     refuse_prepared(folder)
     admitted = _admit(folder, tokenizer=True, geometry=True)
-    expert_tensors(admitted.checkpoint, admitted.layout)
+    neurons = expert_tensors(admitted.checkpoint, admitted.layout)
+    if isinstance(admitted.checkpoint, DecodedCheckpoint):
+        neuron_runs(admitted.checkpoint, neurons)
+
+
+def _check_gguf(path: Path) -> None:
+    from crisp.checkpoint.gguf import gguf_activation, gguf_file, read_model
+
+    file = gguf_file(path)
+    assert file is not None
+    gguf_activation(read_model(file))
 
 
 def _check_pack(folder: Path, geometry: ModelGeometry) -> None:

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from crisp.model.spec import ModelSpec
 
-_MODEL = "A transformers checkpoint, prepared or not: a folder, or a hub name."
+_MODEL = "A transformers checkpoint, prepared or not: a folder, or a hub name; or a GGUF file."
 _SYNTHETIC = "Random weights instead: of the geometry of a built-in model, config.json or TOML."
 
 

@@ -49,6 +49,10 @@ def prepare(
         typer.Option("--layerwise", help="One layer in memory at a time."),
     ] = False,
     width_losses: Annotated[int | None, _LOSSES] = None,
+    dequantize: Annotated[
+        bool,
+        typer.Option("--dequantize", help="Write a quantised model in bf16, not in its format."),
+    ] = False,
 ) -> None:
     """Put a model's neurons in order of importance.
 
@@ -58,8 +62,9 @@ def prepare(
 
     texts, method = [*text, *(more or [])], read_method(roles)
     request = PreparationRequest(
-        texts, method, NeuronOrder.read(order), window, tokens, block, layerwise, width_losses
-    )
+        texts, method, NeuronOrder.read(order), window, tokens, block, layerwise, width_losses,
+        dequantize,
+    )  # fmt: skip
     with _stages() as report:
         metadata = pipeline.prepare(model, out, request, report)
     typer.echo("\n".join([f"{out}: {metadata.spec.name}, prepared", *summary(metadata)]))

@@ -1,0 +1,18 @@
+"""GGUF files, as llama.cpp reads them: their header, the geometry in it, and experts' weights."""
+
+from crisp.checkpoint.gguf.experts import GgufExperts, gguf_activation
+from crisp.checkpoint.gguf.geometry import GgufModel, read_geometry, read_model
+from crisp.checkpoint.gguf.header import GgufHeader, gguf_file, read_header
+from crisp.checkpoint.gguf.imatrix import read_counts
+
+__all__ = [
+    "GgufExperts",
+    "GgufHeader",
+    "GgufModel",
+    "gguf_activation",
+    "gguf_file",
+    "read_counts",
+    "read_geometry",
+    "read_header",
+    "read_model",
+]

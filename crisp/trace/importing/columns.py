@@ -38,7 +38,8 @@ def whole_numbers(path: Path, name: str, column: Any, limit: int, *, lowest: int
         if highest is not None and highest > limit:
             raise _out_of_range(path, name, highest, limit)
         empty = np.asarray(column.is_null()) if column.null_count else None
-        values: Ints = column.fill_null(0).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        filled = column if empty is None else column.fill_null(0)
+        values: Ints = filled.cast(pa.int64()).to_numpy(zero_copy_only=False)
     elif pa.types.is_floating(column.type):
         numbers = _floats(path, name, column)
         empty = np.isnan(numbers)
@@ -112,7 +113,7 @@ def _lists(path: Path, name: str, column: Any) -> Any:
     if pa.types.is_fixed_size_list(column.type) or pa.types.is_large_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     if column.null_count:
-        raise CrispError(f"{path}: column {name}: a row has no list")
+        raise CrispError(f"{path}: column {name}: a row has no list, others have")
     if pa.types.is_string(column.type):
         bare = pc.replace_substring_regex(column, r"^\s*[\[(]\s*|\s*[\])]\s*$", "")
         one = pc.replace_substring_regex(bare, r"\s*[,;\s]\s*", ",")

@@ -30,6 +30,7 @@ class Survey:
     layers: npt.NDArray[np.bool_]  # [layers]: which occur
     moe: npt.NDArray[np.bool_]  # [layers]: those in which a row has an expert
     k: int  # experts of a row, at most
+    width: int  # places for them: columns, or the longest list
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,12 @@ def survey(table: LongTable, layers: int, n_experts: int, progress: Progress) ->
     """
     layers_seen, moe = np.zeros(layers, np.bool_), np.zeros(layers, np.bool_)
     parts: list[tuple[Ints, Ints, Ints]] = []  # tokens, their rows, those with an expert
-    rows, k, pending = 0, 0, 0
+    rows, k, width, pending = 0, 0, 0, 0
     for batch, share in table.batches([*KEYS, *table.experts]):
         key, layer = token_keys(table, batch), table.integers(batch, "layer", layers - 1)
         experts = table.expert_matrix(batch, None, n_experts - 1)
-        filled = (experts >= 0).any(axis=1)
+        used = (experts >= 0).sum(axis=1)
+        filled = used > 0
         layers_seen[layer] = True
         moe[layer[filled]] = True
         starts = run_starts(key)
@@ -67,13 +69,14 @@ def survey(table: LongTable, layers: int, n_experts: int, progress: Progress) ->
                     np.add.reduceat(filled.astype(np.int64), starts),
                 )
             )
-        rows, k, pending = rows + len(key), max(k, experts.shape[1]), pending + len(starts)
+        rows, pending = rows + len(key), pending + len(starts)
+        k, width = max(k, int(used.max(initial=0))), max(width, experts.shape[1])
         if pending > _MERGE:
             parts, pending = [_merge(parts)], 0
         progress(share)
     if not rows or not moe.any():
         raise CrispError(f"{table.path}: holds no {'experts' if rows else 'rows'}")
-    return Survey(rows, *_merge(parts), layers_seen, moe, k)
+    return Survey(rows, *_merge(parts), layers_seen, moe, k, width)
 
 
 def token_keys(table: LongTable, batch: Any) -> Ints:

@@ -171,18 +171,18 @@ def _fill(
         row = np.repeat(rows, np.diff(starts, append=len(key)))
         kept = row >= 0
         slot = (row * n_layers + table.integers(batch, "layer", n_layers - 1))[kept]
-        experts = table.expert_matrix(batch, k, n_experts - 1)
-        weights = table.weight_matrix(batch, k) if table.weights else None
+        experts = table.expert_matrix(batch, tokens.width, n_experts - 1)
+        weights = table.weight_matrix(batch, tokens.width) if table.weights else None
         if weights is not None:
             weights[experts < 0] = (
                 0  # elsewhere a weight that is not a number is refused in the end
             )
         resorted += sort_experts(experts, weights, trace.header.ordered)
         filled[slot] = True
-        experts_out[slot] = experts[kept]
+        experts_out[slot] = experts[kept, :k]
         if weights is not None and weights_out is not None:
             with np.errstate(over="ignore"):  # becomes infinite, which is refused in the end
-                weights_out[slot] = weights[kept]
+                weights_out[slot] = weights[kept, :k]
         if phased:
             _note_phases(table, phase, row[kept], table.integers(batch, "phase", 1)[kept])
         mapped.release()
@@ -219,6 +219,8 @@ def _notes(
             f"sequences are text or large numbers: numbered from 0 to {len(table.ids) - 1} as they "
             "appear"
         )
+    if tokens.k < tokens.width:
+        notes.append(f"{tokens.width} places for experts, of which a row uses {tokens.k} at most")
     if plan.padding:
         notes.append(
             f"{format_count(plan.padding, 'token')} without any expert (padding): left out"

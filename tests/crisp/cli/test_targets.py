@@ -99,7 +99,7 @@ CAPTURE = "trace capture model --text text.txt "
         (CAPTURE + "--out -", "--out -: a file name was expected"),
         (
             "trace import text.txt --experts 8 --layers 3 --out again/text.txt",
-            "--out again/text.txt: would replace TABLE text.txt",
+            "--out again/text.txt: would replace FILE text.txt",
         ),
         (
             "trace import text.txt --model model/config.json --out model/config.json",

@@ -476,6 +476,19 @@ def test_padding_is_left_out_and_told(tmp_path: Path) -> None:
         assert done.dropped == 0
 
 
+def test_places_that_no_row_uses_are_left_out_and_told(tmp_path: Path) -> None:
+    """Some engines have a fixed width, and -1 behind."""
+    table = rows({0: range(2), 1: range(3)}, k=3)
+    for row in table:
+        row |= {"e3": row["e2"], "w3": row["w2"]} | {"e2": -1, "w2": 0.0}  # not even last
+        row |= {"e4": -1, "w4": 0.0}
+    for end in (".parquet", ".csv", ".jsonl"):
+        trace, done = run(write(tmp_path / f"t{end}", table))
+        assert trace.digest() == plain(tmp_path)
+        assert done.notes[0] == "5 places for experts, of which a row uses 3 at most"
+        assert (done.k, trace.header.top_k) == (3, 3)
+
+
 def test_a_layer_without_an_expert_is_kept_and_told(tmp_path: Path) -> None:
     table = rows({0: range(3)})
     table[1] |= {"e0": -1, "e1": None}
@@ -498,7 +511,7 @@ def test_json_lines_have_the_keys_of_all_lines(tmp_path: Path) -> None:
     assert "layer 0: weight nan found; expected a finite number" in error(path)
     lists = '{{"sequence":0,"token":{},"layer":0,"experts":[{}]{}}}\n'
     path.write_text(lists.format(0, "2, 11", "") + lists.format(1, "3, 5", ',"weights":[0.1,0.9]'))
-    assert error(path, n_layers=1, n_experts=16) == "column weights: a row has no list"
+    assert error(path, n_layers=1, n_experts=16) == "column weights: a row has no list, others have"
 
 
 def test_keys_are_those_of_all_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from crisp.errors import CrispError, shorten
 from crisp.trace.importing.engines.assembly import files
+from crisp.trace.importing.engines.assembly.counts import count_experts
 from crisp.trace.importing.engines.assembly.passes import (
     number_passes,
     pad_ids,
@@ -126,7 +127,7 @@ def _read_usage(path: Path, sizes: KnownSizes) -> ExpertCounts:
         raise CrispError(f"{path}: expert {experts.max()} found; expected 0 to {n_experts - 1}")
     counts = np.zeros((max(int(layers.max()) + 1, n_layers or 0), n_experts), np.int64)
     counts[layers, experts] = list(found.values())
-    return _counts(counts, n_layers)
+    return _counts(path, counts, n_layers)
 
 
 def _read_dense(path: Path, sizes: KnownSizes) -> ExpertCounts:
@@ -141,14 +142,14 @@ def _read_dense(path: Path, sizes: KnownSizes) -> ExpertCounts:
             f"{12 + 4 * n_layers * n_experts:,} bytes, {len(data):,} are there"
         )
     counts = np.frombuffer(data[12:], "<u4").reshape(n_layers, n_experts).astype(np.int64)
-    return _counts(counts, sizes.n_layers)
+    return _counts(path, counts, sizes.n_layers)
 
 
-def _counts(counts: Ints, n_layers: int | None) -> ExpertCounts:
+def _counts(path: Path, counts: Ints, n_layers: int | None) -> ExpertCounts:
     notes = []
     if n_layers is not None and counts[n_layers:].any():
         notes.append(f"layer {n_layers} and beyond (multi-token prediction): left out")
-    return ExpertCounts(engine="colibri", counts=counts[:n_layers], notes=tuple(notes))
+    return count_experts("colibri", counts[:n_layers], str(path), notes)
 
 
 def _check_sizes(path: Path, n_layers: int, n_experts: int) -> None:

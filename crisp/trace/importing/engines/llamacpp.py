@@ -16,8 +16,10 @@ from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.trace import DECODE, PREFILL
 from crisp.trace.importing.engines.assembly import files
+from crisp.trace.importing.engines.assembly.counts import count_experts
 from crisp.trace.importing.engines.assembly.passes import number_passes, place_passes
 from crisp.trace.importing.engines.assembly.rows import (
+    Floats,
     Ints,
     LayerRecords,
     LoggedRows,
@@ -236,22 +238,22 @@ def _read_imatrix(path: Path) -> ExpertCounts:
     except Exception as error:  # of a reader that trusts what the file says of itself
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CrispError(f"{path}: not a whole GGUF file ({what})") from error
-    counts: dict[int, Ints] = {}
+    counts: dict[int, Floats] = {}
     for name, data in tensors.items():
         match = _COUNTS.fullmatch(name)
         if match is None or int(match[1]) in counts:  # gate, up and down count the same tokens
             continue
         values = data.reshape(-1)
-        if values.dtype.kind != "f" or not np.isfinite(values).all() or values.min() < 0:
-            raise CrispError(f"{path}: {name} is not a list of counts")
-        counts[int(match[1])] = np.round(values).astype(np.int64)
+        if values.dtype.kind != "f":
+            raise CrispError(f"{path}: {name} is {values.dtype}; expected counts")
+        counts[int(match[1])] = values.astype(np.float64)
     if not counts:
         raise CrispError(f"{path}: has no counts of experts; is it an imatrix of a MoE model?")
     _check_layers(np.array(list(counts)), path)
     if len({len(one) for one in counts.values()}) > 1:
         raise CrispError(f"{path}: layers have different numbers of experts")
     n_experts = len(next(iter(counts.values())))
-    matrix = np.zeros((max(counts) + 1, n_experts), np.int64)
+    matrix = np.zeros((max(counts) + 1, n_experts))
     for layer, one in counts.items():
         matrix[layer] = one
-    return ExpertCounts(engine="llama.cpp", counts=matrix)
+    return count_experts("llama.cpp", matrix, str(path))

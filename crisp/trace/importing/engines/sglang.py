@@ -14,6 +14,7 @@ from crisp.errors import CrispError
 from crisp.trace.importing.engines.arrays import Prompted, rows_of_arrays
 from crisp.trace.importing.engines.assembly import files
 from crisp.trace.importing.engines.assembly.batches import Pass, follow_sequences
+from crisp.trace.importing.engines.assembly.counts import count_experts
 from crisp.trace.importing.engines.assembly.rows import Ints, LoggedRows, assemble
 from crisp.trace.importing.engines.log import EngineLog, ExpertCounts, KnownSizes
 
@@ -125,13 +126,7 @@ def _read_counts(dumps: Sequence[tuple[Path, dict[str, Any]]]) -> ExpertCounts:
     if len(dumps) > 1:
         raise CrispError(f"{dumps[1][0]}: counts are summed over ranks already; one file expected")
     counts = files.whole_array(dump["logical_count"], 3, f"{path}: logical_count")
-    return _counts(counts.sum(axis=0), str(path))
-
-
-def _counts(counts: Ints, name: str) -> ExpertCounts:
-    if not counts.size or counts.min() < 0 or not counts.any():
-        raise CrispError(f"{name}: counts nothing")
-    return ExpertCounts(engine="sglang", counts=counts)
+    return count_experts("sglang", counts.sum(axis=0), str(path))
 
 
 def _read_records(
@@ -251,4 +246,4 @@ def _sum_passes(records: Sequence[tuple[str, int, Any, dict[str, Any]]], path: s
         np.add.at(logical, (np.arange(len(counts))[:, None], mapping), counts)
         total = logical if total is None else total + logical
     assert total is not None
-    return _counts(total, path)
+    return count_experts("sglang", total, path)

@@ -14,6 +14,7 @@ from crisp.errors import CrispError
 from crisp.trace import DECODE
 from crisp.trace.importing.engines import arrays
 from crisp.trace.importing.engines.assembly import files
+from crisp.trace.importing.engines.assembly.counts import count_experts
 from crisp.trace.importing.engines.assembly.rows import LoggedRows, assemble, needed
 from crisp.trace.importing.engines.log import EngineLog, ExpertCounts, KnownSizes
 
@@ -39,7 +40,7 @@ def recognise_counts(path: Path, head: bytes) -> bool:
 
 def read_counts(paths: Sequence[Path], sizes: KnownSizes) -> ExpertCounts:
     """Read MoE-Infinity's trace_path: counts [sequences, layers, experts], summed."""
-    total: NDArray[np.int64] | None = None
+    total: NDArray[np.float64] | None = None
     for path in paths:
         array = files.read_npy(path)
         if array.ndim != 3 or array.dtype.kind not in "iuf" or 0 in array.shape:
@@ -47,17 +48,14 @@ def read_counts(paths: Sequence[Path], sizes: KnownSizes) -> ExpertCounts:
                 f"{path}: {array.dtype} {list(array.shape)} found; expected counts "
                 "[sequences, layers, experts]"
             )
-        summed = np.asarray(array, np.float64).sum(axis=0)
-        if not (np.isfinite(summed).all() and np.asarray(array).min() >= 0):
+        if not np.asarray(array).min() >= 0:
             raise CrispError(f"{path}: a count is negative or no number")
-        counts = np.round(summed).astype(np.int64)
+        counts = np.asarray(array, np.float64).sum(axis=0)
         if total is not None and total.shape != counts.shape:
             raise CrispError(f"{path}: {list(counts.shape)} found, before {list(total.shape)}")
         total = counts if total is None else total + counts
     assert total is not None
-    if not total.any():
-        raise CrispError(f"{paths[0]}: counts nothing")
-    return ExpertCounts(engine="moe-infinity", counts=total)
+    return count_experts("moe-infinity", total, str(paths[0]))
 
 
 def recognise_logits(path: Path, head: bytes) -> bool:

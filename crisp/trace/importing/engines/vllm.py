@@ -11,6 +11,7 @@ import numpy as np
 from crisp.errors import CrispError
 from crisp.trace.importing.engines.arrays import Prompted, read_arrays, rows_of_arrays
 from crisp.trace.importing.engines.assembly import files
+from crisp.trace.importing.engines.assembly.counts import count_experts
 from crisp.trace.importing.engines.assembly.rows import Ints, assemble
 from crisp.trace.importing.engines.log import EngineLog, ExpertCounts, KnownSizes
 
@@ -151,13 +152,14 @@ def _load_statistics(path: Path, values: Sequence[tuple[str, dict[str, Any]]]) -
         total = load if total is None else total + load
     if total is None:
         raise CrispError(f"{path}: has no record of type {_LOADS}")
-    return ExpertCounts(
-        engine="vllm",
-        counts=total,
-        notes=(
+    return count_experts(
+        "vllm",
+        total,
+        str(path),
+        [
             "loads count prompt and new tokens alike, and may be multiplied by the data-parallel "
-            "size: shares are used, not sizes",
-        ),
+            "size: shares are used, not sizes"
+        ],
     )
 
 

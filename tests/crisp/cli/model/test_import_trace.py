@@ -10,6 +10,7 @@ import pytest
 
 from crisp.cli.main import main
 from crisp.trace import RoutingTrace
+from crisp.trace.importing.engines import ENGINES
 
 OUT = "o.trace.safetensors"
 
@@ -44,6 +45,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def draw(tokens: int, layers: int, k: int, n_experts: int) -> np.ndarray:
     ids = np.tile(np.arange(n_experts), (tokens, layers, 1))
     return np.random.default_rng(0).permuted(ids, axis=2)[..., :k]
+
+
+def test_the_documentation_has_every_engine() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "traces.md").read_text(encoding="utf-8")
+    assert not [name for name in ENGINES if f"| `{name}` |" not in text]
 
 
 def test_by_name_and_by_content(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +137,7 @@ def test_counts_become_a_synthetic_trace_and_a_profile(
     assert code == 0, text
 
 
+@pytest.mark.seconds
 def test_a_row_without_a_layer_runs_nothing_there(capsys: pytest.CaptureFixture[str]) -> None:
     """Two layers, four prompt tokens, the last layer for the last of them only."""
     lines = [f"{t - 4},0,{t},{t + 1}" for t in range(4)] + ["-1,1,0,1", "0,0,0,1", "0,1,2,3"]
@@ -209,7 +216,7 @@ CASES = {
     "03-import-serving-formats/i64hash.parquet": None,
     "03-import-serving-formats/moe_trace.csv": None,
     "05-import-jsonl-first-line/ok.jsonl": None,
-    "05-import-jsonl-first-line/firstnow.jsonl": "column weights: a row has no list",
+    "05-import-jsonl-first-line/firstnow.jsonl": "column weights: a row has no list, others have",
 }
 
 

@@ -96,6 +96,16 @@ def test_files_that_lie_or_are_cut_off(tmp_path: Path) -> None:
     assert "FILE: not a whole .pt file" in refusal(tmp_path / "c.pt", "array")
 
 
+def test_tensors_without_strides_are_as_large_as_their_shape(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    one = torch.zeros(1, 1, 1, dtype=torch.int32)
+    torch.save(one.expand(1_000_000, 10_000, 8), tmp_path / "a.pt")
+    assert (tmp_path / "a.pt").stat().st_size < 4096
+    assert "640,000,000,000 bytes unpacked are more" in refusal(tmp_path / "a.pt", "array")
+    torch.save([one.float().expand(1, 1_000_000, 100_000)], tmp_path / "a.pt")
+    assert "bytes unpacked are more" in refusal(tmp_path / "a.pt", "router-logits", top_k=2)
+
+
 def test_more_than_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small file may unpack to anything: what it says of itself is summed before it is read."""
     monkeypatch.setattr("crisp.trace.importing.engines.assembly.files._MOST", 1 << 20)

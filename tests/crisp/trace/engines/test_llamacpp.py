@@ -106,6 +106,13 @@ def test_one_row_an_activation(tmp_path: Path) -> None:
     assert log.trace.phase.tolist() == [0] * 5 + [1] * 4 + [0] * 3 + [1] * 3
     assert log.notes[0].startswith("1 pass of several rows after decode tokens: taken as new")
     assert "no multiple of top-3" in refusal(tmp_path / "t.csv", top_k=3)
+    # The last layer of the prompt was run for its last token only.
+    pruned = [f"{x},{e}" for x in range(2) for t in range(5) for e in a[t, x]]
+    pruned += [f"{x},{e}" for t, x in [(4, 2), (5, 0), (5, 1), (5, 2)] for e in a[t, x]]
+    cut = read(write(tmp_path / "c.csv", ["layer,expert", *pruned]), "llama.cpp", **SIZES)
+    expected = a[:6].copy()
+    expected[:4, 2] = -1
+    np.testing.assert_array_equal(cut.trace.experts, expected)
     # Without decode tokens k does not follow; told, it does.
     prompt = [f"{x},{e}" for x in range(3) for t in range(5) for e in a[t, x]]
     path = write(tmp_path / "p.csv", ["layer,expert", *prompt])

@@ -128,7 +128,11 @@ def to_array(value: Any, name: str) -> Array:
     if hasattr(value, "detach"):  # a tensor, and numpy has no bfloat16
         try:
             value = value.detach()
+            # A tensor without strides is small in the file, whatever its shape.
+            check_total(8 * int(value.numel()), name)
             value = (value.float() if value.is_floating_point() else value).cpu().numpy()
+        except CrispError:
+            raise
         except Exception as error:  # sparse, quantised, or on no device
             raise CrispError(f"{name}: not a plain tensor ({_first_line(error)})") from error
     try:
@@ -164,7 +168,7 @@ def _npy_header(
         shape, fortran, dtype = read(file)
         data = int(np.prod(shape, dtype=object)) * dtype.itemsize
         here = file.tell()
-    except (ValueError, KeyError, TypeError, OSError, EOFError, SyntaxError) as error:
+    except Exception as error:  # of numpy's parser, which lets those of Python's pass
         raise CrispError(f"{name}: not a .npy array ({_first_line(error)})") from error
     if dtype.hasobject or dtype.itemsize == 0 or any(n < 0 for n in shape):
         raise CrispError(f"{name}: holds {dtype}; numbers were expected")
@@ -179,7 +183,7 @@ def _npy_header(
 def check_total(size: int, name: str) -> None:
     """Raise CrispError for more bytes than a log may unpack to."""
     if size > _MOST:
-        raise CrispError(f"{name}: {size:,} bytes unpacked are more than a log is read for")
+        raise CrispError(f"{name}: {size:,} bytes unpacked are more than a log may have")
 
 
 def _first_line(error: BaseException) -> str:

@@ -64,24 +64,29 @@ def to_scores(values: Any, n_experts: int, name: str) -> NDArray[np.float16]:
     return halves
 
 
-def _places(model: Any) -> list[tuple[type, int]]:
-    """Return the classes whose output has the scores, and at which place in it."""
-    recorders = (getattr(model, "_can_record_outputs", None) or {}).get(_LOGITS) or ()
-    places = []
-    for recorder in recorders if isinstance(recorders, list | tuple) else (recorders,):
-        target = getattr(recorder, "target_class", recorder)
-        if isinstance(target, type):
-            places.append((target, int(getattr(recorder, "index", 0) or 0)))
+def _places(model: Any) -> dict[type, int]:
+    """Return the classes whose output has the scores, and at which place in it.
+
+    They are declared by the model, or by a text model inside it.
+    """
+    places: dict[type, int] = {}
+    for module in model.modules():
+        declared = getattr(module, "_can_record_outputs", None)
+        recorders = declared.get(_LOGITS, ()) if isinstance(declared, dict) else ()
+        for recorder in recorders if isinstance(recorders, list | tuple) else (recorders,):
+            target = getattr(recorder, "target_class", recorder)
+            if isinstance(target, type):
+                places[target] = int(getattr(recorder, "index", 0) or 0)
     return places
 
 
 def _router(
-    name: str, layer: MoeLayer, decoder_layer: Any, places: list[tuple[type, int]]
+    name: str, layer: MoeLayer, decoder_layer: Any, places: dict[type, int]
 ) -> tuple[Any, int]:
     found = [
         (module, index)
         for module in decoder_layer.modules()
-        for kind, index in places
+        for kind, index in places.items()
         if isinstance(module, kind)
     ]
     if len(found) != 1:

@@ -7,8 +7,7 @@ token, one batch of the table, and the pages being written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +19,8 @@ from crisp.extensions import describe_origins
 from crisp.files import atomic
 from crisp.model.spec import ModelSpec
 from crisp.trace import Header, RoutingTrace, tensor_file
-from crisp.trace.importing.ordering import sort_experts
 from crisp.trace.check import half_weights
+from crisp.trace.importing.ordering import sort_experts
 from crisp.trace.importing.readers import KEYS, LongTable, open_table
 from crisp.trace.importing.sequence_ids import UnnumberedSequencesError
 from crisp.trace.importing.survey import (

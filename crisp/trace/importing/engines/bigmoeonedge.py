@@ -131,18 +131,21 @@ def _read_table(
             read_options=pa.csv.ReadOptions(skip_rows=preamble.lines),
             convert_options=pa.csv.ConvertOptions(column_types=kinds, null_values=[]),
         )
+        columns_found = table.column_names
+    except UnicodeDecodeError as error:
+        raise CrispError(f"{path}: the names of its columns are not UTF-8") from error
     except (pa.ArrowException, OSError) as error:
         raise CrispError(f"{path}: {shorten(str(error).splitlines()[0])}") from error
-    missing = [name for name in _NUMBERS if name not in table.column_names]
+    missing = [name for name in _NUMBERS if columns_found.count(name) != 1]
     if missing:
-        found = shorten(", ".join(table.column_names))
-        raise CrispError(f"{path}: no column {', '.join(missing)}; found {found}")
+        found = shorten(", ".join(columns_found))
+        raise CrispError(f"{path}: no column {', '.join(missing)}, or several; found {found}")
     if not table.num_rows:
         raise CrispError(f"{path}: holds no routing")
-    names = [*_NUMBERS, *(name for name in ("dropped",) if name in table.column_names)]
+    names = [*_NUMBERS, *(name for name in ("dropped",) if columns_found.count(name) == 1)]
     columns = {name: table[name].to_numpy() for name in names}
     _check_columns(path, preamble, columns)
-    if "weight" not in table.column_names:
+    if columns_found.count("weight") != 1:
         return columns, None
     weights = table["weight"].to_numpy()
     if np.isnan(weights).any():  # not known, as the engine's graph did not show them

@@ -129,7 +129,8 @@ FIRST = "0,0,0,0,0,3,0.5,0,100"
         (_line("n_expert_used=2", "n_expert_used=7"), "n_expert_used 7 found; expected 1 to 6"),
         (_line("n_layer=2", "n_layer=99999999"), "no line '# model=.. arch=.. n_layer=.."),
         (_line("v1", "v9"), "'# route_trace v9' found; this reads '# route_trace v1'"),
-        (_line("expert,", "ekspert,"), "no column expert; found turn, phase"),
+        (_line("expert,", "ekspert,"), "no column expert, or several; found turn, ph"),
+        (_line("slot,", "expert,"), "no column slot, expert, or several; found turn, phase, step"),
         (lambda text: text[: text.index(HEAD)], "mpty CSV file"),
         (lambda text: text[: text.index(HEAD) + len(HEAD) + 1], "holds no routing"),
         (lambda text: text[:-4], "Expected 9 columns, got 8"),
@@ -166,3 +167,23 @@ def test_a_cut_token_is_absent_not_decoded(path: Path) -> None:
     path.write_text("\n".join(lines[:-2]) + "\n")  # without the last layer of the last token
     log = read(path)
     assert log.absent == 2 and np.all(log.trace.experts[-1, 1] == -1)
+
+
+@pytest.mark.seconds
+def test_changed_bytes_give_a_valid_trace_or_one_line(path: Path) -> None:
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    digits, refused = list(b"0123456789,.-"), 0
+    for _ in range(300):
+        content = bytearray(whole)
+        for place in rng.integers(len(content), size=rng.integers(1, 4)):
+            content[place] = rng.integers(256) if rng.random() < 0.3 else rng.choice(digits)
+        path.write_bytes(
+            content[: rng.integers(1, len(content) + 1)] if rng.random() < 0.3 else content
+        )
+        try:
+            read_log([path], "bigmoeonedge")
+        except CrispError as error:
+            refused += 1
+            assert "\n" not in str(error) and len(str(error)) < 500, str(error)
+    assert 100 < refused < 300

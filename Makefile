@@ -19,6 +19,7 @@
 #   make peers           tokens/s of CRISP and of others under one memory cap: docs/peers.md anew (root)
 #   make quality         what widths cost in quality: docs/quality.md anew (DATA: the texts)
 #   make policies        what policies load and lose on the small models: docs/policies.md (DATA: the texts)
+#   make quantised       reading quantised checkpoints: docs/quantised.md (DATA: the texts)
 #   make caches          caches, prefetchers and orders side by side: docs/caches.md (DATA: a trace)
 #   make kernels-report  compile the GPU kernels for four architectures, without one: docs/kernels.md
 #   make gpu-report      every check that needs a GPU, with what PYTHON has; installs nothing: out/gpu/
@@ -37,7 +38,7 @@ TEST := .venv-test/bin
 PYTEST := $(TEST)/pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(DATA),--data=$(DATA))
 SOURCES := $(shell find -L crisp traces -name __pycache__ -prune -o -type f -print)
 
-.PHONY: demo help check static test test-slow matrix bench million fidelity peers soak kernels-report gpu-report gpu-bundle quality policies caches clean
+.PHONY: demo help check static test test-slow matrix bench million fidelity peers soak kernels-report gpu-report gpu-bundle quality policies caches quantised clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -107,6 +108,9 @@ policies: .venv-test/installed
 
 caches: .venv-test/installed
 	$(TEST)/python benchmarks/caches $(if $(DATA),--data $(DATA))
+
+quantised: .venv-test/installed
+	$(TEST)/python benchmarks/quantised $(if $(DATA),--data $(DATA))
 
 clean:
 	rm -rf .venv .venv-test .venv-peers out dist build

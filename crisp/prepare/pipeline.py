@@ -64,15 +64,10 @@ def prepare(source: Path, out: Path, request: PreparationRequest, report: Report
     quantised = isinstance(checkpoint, DecodedCheckpoint)
     if request.dequantize and not quantised:
         raise CrispError(f"--dequantize: {source} is not quantised")
+    inputs, runs = _inputs(source, request)
     with PreparationFolder.open(out, digest) as work:
         if isinstance(checkpoint, DecodedCheckpoint) and request.dequantize:
             source = _plain_copy(checkpoint, work, report)
-            checkpoint = open_any(source)
-        inputs = read_inputs(source, request)
-        neurons = expert_tensors(checkpoint, inputs.layout)  # refused now, not after the work
-        runs = dict[int, int]()
-        if isinstance(checkpoint, DecodedCheckpoint):
-            runs = neuron_runs(checkpoint, neurons)
         measurements = measure(inputs, request, report, work)
         scores = neuron_scores(request.order, measurements.calibration, measurements.experts)
         orders = permutations(scores, runs)
@@ -143,6 +138,21 @@ def _geometry(source: Path, request: PreparationRequest) -> ModelSpec:
         if not path.is_file():
             raise CrispError(f"{path}: no such file; a text was expected")
     return ModelSpec.from_config(source).with_(block=request.block)
+
+
+def _inputs(
+    source: Path, request: PreparationRequest
+) -> tuple[PreparationInputs, Mapping[int, int]]:
+    """Return the model and its text, and by layer how many neurons have to stay together.
+
+    Raises CrispError for what could not be written after the work.
+    """
+    inputs, runs = read_inputs(source, request), dict[int, int]()
+    checkpoint = open_any(source)
+    neurons = expert_tensors(checkpoint, inputs.layout)
+    if isinstance(checkpoint, DecodedCheckpoint) and not request.dequantize:
+        runs = neuron_runs(checkpoint, neurons)
+    return inputs, runs
 
 
 def _plain_copy(checkpoint: DecodedCheckpoint, work: PreparationFolder, report: Report) -> Path:

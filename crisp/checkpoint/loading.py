@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from crisp.adapter import Experts, expert_layout
 from crisp.checkpoint.deepseek import register
 from crisp.checkpoint.filling import decoded_model
+from crisp.checkpoint.gguf import refuse_gguf
 from crisp.checkpoint.quantised import read_quantization
 from crisp.errors import CrispError
 from crisp.extras import import_extra
@@ -45,6 +46,7 @@ def load_model(name: str) -> LoadedModel:
     """
     torch, transformers = import_extra("torch"), import_extra("transformers")
     folder, auto = Path(name), transformers.AutoModelForCausalLM
+    refuse_gguf(folder)
     config = load_config(name)
     with _quiet(transformers):
         with one_line_errors(name, "its config"):

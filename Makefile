@@ -20,6 +20,7 @@
 #   make quality         what widths cost in quality: docs/quality.md anew (DATA: the texts)
 #   make policies        what policies load and lose on the small models: docs/policies.md (DATA: the texts)
 #   make models          every family of models through every command: the table of docs/models.md
+#   make quantised       reading quantised checkpoints: docs/quantised.md (DATA: the texts)
 #   make caches          caches, prefetchers and orders side by side: docs/caches.md (DATA: a trace)
 #   make logs            an engine's figures reproduced from its logs: docs/logs.md (DATA: the logs)
 #   make kernels-report  compile the GPU kernels for four architectures, without one: docs/kernels.md
@@ -39,7 +40,7 @@ TEST := .venv-test/bin
 PYTEST := $(TEST)/pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(DATA),--data=$(DATA))
 SOURCES := $(shell find -L crisp traces -name __pycache__ -prune -o -type f -print)
 
-.PHONY: demo help check static test test-slow matrix bench million fidelity peers soak kernels-report gpu-report gpu-bundle quality policies caches logs models clean
+.PHONY: demo help check static test test-slow matrix bench million fidelity peers soak kernels-report gpu-report gpu-bundle quality policies caches logs models quantised clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -115,6 +116,9 @@ caches: .venv-test/installed
 
 logs: .venv-test/installed
 	$(TEST)/python benchmarks/logs $(if $(DATA),--data $(DATA))
+
+quantised: .venv-test/installed
+	$(TEST)/python benchmarks/quantised $(if $(DATA),--data $(DATA))
 
 clean:
 	rm -rf .venv .venv-test .venv-peers out dist build

@@ -16,7 +16,7 @@ from typing import Any
 from crisp.adapter import ExpertLayout, expert_layout
 from crisp.checkpoint.files import Checkpoint, is_other_part
 from crisp.checkpoint.geometry.read import read_folder
-from crisp.checkpoint.gguf import gguf_file
+from crisp.checkpoint.gguf import refuse_gguf
 from crisp.checkpoint.library import load_config, load_tokenizer, model_without_weights
 from crisp.checkpoint.quantised import open_any
 from crisp.checkpoint.source import ModelSource, find_model
@@ -64,7 +64,7 @@ def admit(
     not understood is but noted. Raises CrispError, one line that names the file, for the first
     check that fails.
     """
-    refuse_gguf(name)
+    refuse_gguf(Path(name))
     source = find_model(name)
     folder = source.folder
     if not (folder / "config.json").exists():
@@ -90,16 +90,6 @@ def admit(
         tokenizer=load_tokenizer(folder) if tokenizer else None,
         notes=tuple(notes),
     )
-
-
-def refuse_gguf(name: str | Path) -> None:
-    """Raise CrispError for a GGUF file, or a folder whose weights are one."""
-    file = gguf_file(Path(name))
-    if file is not None:
-        raise CrispError(
-            f"{file}: is a GGUF file, of which only the experts and their geometry are read (crisp "
-            "pack, crisp model, --model); a folder with a transformers checkpoint was expected"
-        )
 
 
 def expert_layout_of(folder: Path, config: Any) -> ExpertLayout:

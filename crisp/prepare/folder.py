@@ -50,7 +50,8 @@ class PreparationFolder:
                         f"{folder}: holds a preparation begun with other options, text or "
                         "weights; repeat that command or remove the folder"
                     )
-                shutil.rmtree(folder / "spill", ignore_errors=True)
+                for name in ("spill", "plain", "plain.part"):
+                    shutil.rmtree(folder / name, ignore_errors=True)
                 (folder / "seconds.json").unlink(missing_ok=True)
             with atomic(label) as temporary:
                 temporary.write_text(request)

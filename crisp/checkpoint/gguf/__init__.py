@@ -2,7 +2,7 @@
 
 from crisp.checkpoint.gguf.experts import GgufExperts, gguf_activation
 from crisp.checkpoint.gguf.geometry import GgufModel, read_geometry, read_model
-from crisp.checkpoint.gguf.header import GgufHeader, gguf_file, read_header
+from crisp.checkpoint.gguf.header import GgufHeader, gguf_file, read_header, refuse_gguf
 from crisp.checkpoint.gguf.imatrix import read_counts
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "read_geometry",
     "read_header",
     "read_model",
+    "refuse_gguf",
 ]

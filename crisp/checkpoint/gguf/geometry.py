@@ -59,8 +59,8 @@ def read_geometry(path: Path) -> ModelSpec:
 def read_model(path: Path) -> GgufModel:
     """Read the geometry of the MoE in a GGUF file, of any architecture.
 
-    Stored bits are those of the routed tensors' bytes, exactly, by layer; what a token reads beside
-    them is counted from the tensors of each layer. Raises CrispError for a file without routed experts,
+    Stored bits are exactly those of the routed tensors, by layer; what a token reads beside them is
+    counted from the tensors of each layer. Raises CrispError for a file without routed experts,
     with experts of several sizes, and what `read_header` refuses.
     """
     header = read_header(path)

@@ -87,6 +87,15 @@ def gguf_file(path: Path) -> Path | None:
     return first[0] if first else None
 
 
+def refuse_gguf(path: Path) -> None:
+    """Raise CrispError for a GGUF file, or a folder of one, where a whole model is to be run."""
+    if path.suffix == ".gguf" or (not (path / "config.json").exists() and gguf_file(path)):
+        raise CrispError(
+            f"{path}: is a GGUF model, of which crisp pack reads the experts; a transformers "
+            "checkpoint was expected"
+        )
+
+
 def read_header(path: Path) -> GgufHeader:
     """Read the header of a GGUF file and of its other parts.
 

@@ -11,7 +11,7 @@ import pytest
 
 gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
 
-from crisp.checkpoint.gguf import gguf_file, read_header  # noqa: E402
+from crisp.checkpoint.gguf import gguf_file, read_header, refuse_gguf  # noqa: E402
 from crisp.checkpoint.gguf.header import TYPES  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from tests.crisp.checkpoint.gguf.made import D_FF, EXPERTS, D, write  # noqa: E402
@@ -163,6 +163,15 @@ def test_a_split_file(tmp_path: Path) -> None:
     second.unlink()
     with pytest.raises(CrispError, match=r"m-00002-of-00002\.gguf: is missing"):
         read_header(first)
+
+
+def test_a_model_to_be_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    for path in (tmp_path, tmp_path / "m.gguf"):
+        with pytest.raises(CrispError, match="is a GGUF model, of which crisp pack reads"):
+            refuse_gguf(path)
+    (tmp_path / "config.json").write_text("{}")
+    refuse_gguf(tmp_path)
 
 
 def test_which_file_of_a_folder(tmp_path: Path) -> None:

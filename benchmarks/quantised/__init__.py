@@ -1,0 +1,1 @@
+"""What quantised checkpoints cost: exactness, memory, and the quality of int4."""

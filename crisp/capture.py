@@ -266,7 +266,7 @@ def _assemble(
         sequence=np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
         position=position,
         phase=np.where(position < recipe.prompt_tokens, PREFILL, DECODE).astype(np.uint8),
-        weights=half_weights(weights, loaded.name),
+        weights=half_weights(weights, lambda row: f"{loaded.name}: row {row}"),
         guess=np.concatenate([sequence.routing.guess for sequence in sequences]),
         token=np.array(tokens, np.int32) if recipe.token_ids else None,
         header=header,

@@ -164,16 +164,18 @@ def _find_bad_expert(experts: Array, n_experts: int, what: str = "expert") -> Fa
     return None
 
 
-def half_weights(weights: npt.NDArray[Any], where: str) -> npt.NDArray[np.float16]:
-    """Return router weights as traces keep them; CrispError for a number beyond float16.
+def half_weights(weights: Array, where: Callable[[int], str]) -> npt.NDArray[np.float16]:
+    """Return router weights [rows, ...] as traces keep them; CrispError for one beyond float16.
 
-    Numbers that are infinite or none stay so, and are refused when the trace is checked.
+    where: says what a row is, in errors. Numbers that are infinite or none stay so, and are refused
+    when the trace is checked.
     """
-    largest = float(np.max(weights, where=np.isfinite(weights), initial=0.0))
-    if largest > MOST_WEIGHT:
+    beyond = (weights > MOST_WEIGHT) & np.isfinite(weights)
+    if beyond.any():
+        place = _first_index(beyond)
         raise CrispError(
-            f"{where}: weight {largest:g} found; expected at most {MOST_WEIGHT:,}, the largest "
-            "number of float16, in which traces keep weights"
+            f"{where(place[0])}: weight {weights[place]:g} found; expected at most "
+            f"{MOST_WEIGHT:,}, the largest number of float16, in which traces keep weights"
         )
     return weights.astype(np.float16)
 

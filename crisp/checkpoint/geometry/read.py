@@ -21,7 +21,8 @@ from crisp.model.fields import Fields
 from crisp.model.geometry import BITS_NOTE, ModelGeometry, read_named
 from crisp.model.spec import BUILTIN, STORE_INDEX, ModelSpec
 
-_GGUF = "crisp.checkpoint.gguf"
+GGUF = "a GGUF file"
+_GGUF_READER = "crisp.checkpoint.gguf"
 
 
 def read_model(name_or_path: str | Path, bits: Fraction | None = None) -> ModelGeometry:
@@ -46,6 +47,9 @@ def read_model(name_or_path: str | Path, bits: Fraction | None = None) -> ModelG
             return read_named(name_or_path, bits)  # says which names there are
         path = snapshot
     if path.is_dir():
+        files = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
+        if len(files) == 1:
+            return _read_gguf(files[0]).with_bits(bits)
         return read_folder(ModelSource.of_folder(path), bits)
     name = path.resolve().parent.name if path.stem == "config" else path.stem
     return _read(read_json(path), path, name, None, bits)
@@ -68,34 +72,39 @@ def _read(
     config: Mapping[str, Any], path: Path, name: str, weights: Path | None, bits: Fraction | None
 ) -> ModelGeometry:
     """Read a geometry; path: of the config; weights: the folder that has some."""
-    try:
-        geometry, notes = _from_config(config, str(path), any_bits=bits is not None)
-    except CrispError:
-        if weights is None:
-            raise
-        geometry, notes = _from_config(config, str(path), any_bits=True)  # tensors say the bits
-    source = "its config"
-    tensors: TensorGeometry | None = None
+    entries, notes = None, list[str]()
     if weights is not None:
         try:
             entries = read_headers(weights).tensors.values()
         except CrispError as error:
             notes.append(f"its tensors were not looked at: {error}")
-        else:
-            tensors = _of(entries, geometry, config, str(weights))
-            source = "its config and its tensors" if tensors else source
+    given = bits is not None
+    try:
+        geometry, more = _from_config(config, str(path), any_bits=given)
+    except CrispError:
+        if entries is None:
+            raise
+        geometry, more = _from_config(config, str(path), any_bits=True)  # tensors say the bits
+    notes += more
+    tensors, source = None, "its config"
+    if entries is not None:
+        tensors = _of(entries, geometry, config, str(weights))
+        source = "its config and its tensors" if tensors else source
+    stored = tensors is not None
     if tensors is None and not geometry.listed:
         tensors = skeleton_geometry(path, config)
         source = "its config, as transformers understands it" if tensors else source
+    said = geometry.bits
     if tensors is not None:
-        geometry, more = _refined(geometry, tensors, str(path), stored=weights is not None)
+        geometry, more = _refined(geometry, tensors, str(path), stored=stored)
         notes += more
     elif not geometry.listed:
         notes.append(ESTIMATED)
     notes += geometry.notes
-    return ModelGeometry(ModelSpec.from_geometry(geometry, name), source, tuple(notes)).with_bits(
-        bits
-    )
+    # the same model, whether its tensors are there or not
+    digest = replace(geometry, bits=said).digest()
+    spec = ModelSpec.from_geometry(geometry, name, digest)
+    return ModelGeometry(spec, source, tuple(notes)).with_bits(bits)
 
 
 def _from_config(
@@ -201,9 +210,9 @@ def _for_layers(geometry: ConfigGeometry) -> ConfigGeometry:
 
 
 def _read_gguf(path: Path) -> ModelGeometry:
-    if find_spec(_GGUF) is None:
+    if find_spec(_GGUF_READER) is None:
         raise CrispError(
             f"{path}: is a GGUF file, which this version does not read; a config.json, a folder or "
             "a TOML file was expected"
         )
-    return ModelGeometry(importlib.import_module(_GGUF).read_geometry(path), "a GGUF file")
+    return ModelGeometry(importlib.import_module(_GGUF_READER).read_geometry(path), GGUF)

@@ -7,6 +7,7 @@ token, one batch of the table, and the pages being written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,7 +173,7 @@ def _fill(
         filled[slot] = True
         experts_out[slot] = experts[kept]
         if weights is not None and weights_out is not None:
-            weights_out[slot] = half_weights(weights[kept], str(table.path))
+            weights_out[slot] = half_weights(weights[kept], _describe_slots(table, trace, slot))
         if phased:
             _note_phases(table, phase, row[kept], table.integers(batch, "phase", 1)[kept])
         mapped.release()
@@ -184,6 +185,19 @@ def _fill(
         raise CrispError(f"{table.path}: {describe_token(tokens, token)} has a layer twice")
     trace.phase[:] = phase if phased else 1
     return resorted
+
+
+def _describe_slots(table: LongTable, trace: RoutingTrace, slots: Ints) -> Callable[[int], str]:
+    """Return what describes one of some (row, layer)s, in the words of a trace's checks."""
+
+    def describe(at: int) -> str:
+        row, layer = divmod(int(slots[at]), trace.layers)
+        return (
+            f"{table.path}: row {row} (sequence {trace.sequence[row]}, position "
+            f"{trace.position[row]}), layer {layer}"
+        )
+
+    return describe
 
 
 def _note_phases(table: LongTable, phase: npt.NDArray[np.uint8], row: Ints, new: Ints) -> None:

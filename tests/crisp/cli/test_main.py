@@ -189,3 +189,19 @@ def test_a_former_name_in_a_file_is_noted_once(
     )
     done = crisp("sweep", spec, "--width", "full", "--out", tmp_path / "o.parquet")
     assert done.err.count("note: policy worth is called contribution-resident now\n") == 1
+
+
+@pytest.mark.seconds
+def test_names_in_utf8_work_where_the_locale_has_no_such_letters(tmp_path: Path) -> None:
+    file = tmp_path / "é.trace.safetensors"
+    file.write_bytes((ROOT / "traces" / "tiny-mixtral-docs.trace.safetensors").read_bytes())
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **ascii_only}
+    command = [sys.executable, "-m", "crisp", "trace", "info", str(file)]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "é.trace.safetensors".encode() in done.stdout
+    command[-1:] = [os.fsencode(tmp_path) + b"/\xff.trace.safetensors"]  # is not UTF-8
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == 2
+    assert b"is not UTF-8" in done.stderr

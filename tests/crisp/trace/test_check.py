@@ -9,6 +9,7 @@ import pytest
 
 from crisp.errors import CrispError
 from crisp.trace import check
+from crisp.trace.check import half_weights
 
 # The fixture's trace: 12 rows, 3 layers, top-2 of 8; sequences 5, 7, 9 of 4 rows; positions 7 to
 # 10, the first two of each prefill. So row 6 is sequence 7, position 9, decode.
@@ -96,3 +97,10 @@ def test_a_header_that_is_no_unicode_text(make, tmp_path) -> None:
     with pytest.raises(CrispError, match=r"header: dataset 'a\\udce9\.txt' is not Unicode text"):
         trace.save(tmp_path / "t")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_beyond_float16_are_named_and_others_kept() -> None:
+    weights = np.array([[1.0, 65_504.0], [np.inf, np.nan]])
+    assert half_weights(weights, str).tolist()[0] == [1.0, 65_504.0]
+    with pytest.raises(CrispError, match=r"^row 1: weight 65505 found; expected at most 65,504"):
+        half_weights(np.array([[1.0], [65_505.0]]), lambda row: f"row {row}")

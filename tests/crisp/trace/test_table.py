@@ -233,7 +233,10 @@ def test_a_layer_twice(tmp_path: Path) -> None:
         ({"e1": -3}, "e1 -3 found; expected 0 to 7"),
         ({"e1": 6}, "row 2 (sequence 0, position 2), layer 1: experts [6, 6]; 6 twice"),
         ({"w1": -1.0}, "row 2 (sequence 0, position 2), layer 1: weight -1.0 found"),
-        ({"w0": 1e6}, "row 2 (sequence 0, position 2), layer 1: weight inf found"),
+        (
+            {"w0": 1e6},
+            "row 2 (sequence 0, position 2), layer 1: weight 1e+06 found; expected",
+        ),
         ({"layer": 2}, "layer 2 found; expected 0 to 1"),
         ({"layer": -1}, "layer -1 found; expected 0 to 1"),
         ({"sequence": -1}, "sequence -1 found; expected 0 to 2147483647"),

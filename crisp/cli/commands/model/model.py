@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from crisp.model.geometry import ModelGeometry
     from crisp.model.spec import ModelSpec
 
+_ONLY_EXPERTS = "of a GGUF file only the experts are read"
 _NO_WEIGHTS = "there are no weights here: a checkpoint's folder was expected"
 
 
@@ -107,13 +108,15 @@ def _support_lines(support: dict[str, str | None]) -> list[str]:
 
 def _support(name: str, geometry: ModelGeometry) -> dict[str, str | None]:
     """Return for each command why it does not take the model; None: it does."""
-    from crisp.checkpoint.geometry.read import has_weights
+    from crisp.checkpoint.geometry.read import GGUF, has_weights
     from crisp.checkpoint.source import cached_snapshot
     from crisp.model.spec import BUILTIN
 
     support: dict[str, str | None] = {"simulate": None}
     folder = Path(name) if Path(name).is_dir() else cached_snapshot(name)
     real = ("capture", "eval", "prepare", "pack", "generate")
+    if geometry.source == GGUF:
+        return support | dict.fromkeys(real, _ONLY_EXPERTS) | {"pack": None}
     if name in BUILTIN or folder is None or not has_weights(folder):
         return support | dict.fromkeys(real, _NO_WEIGHTS)
     checks = {

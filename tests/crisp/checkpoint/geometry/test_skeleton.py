@@ -102,7 +102,9 @@ def test_a_family_as_its_modules_are(name: str, tmp_path: Path) -> None:
         inside = experts.get(layer, ("?", None))[0]
         if key.rpartition(".")[0] != inside or key.rpartition(".")[2] not in PLAIN:
             beside[layer] += value.numel()
-    (tmp_path / "config.json").write_text(json.dumps({**config.to_dict(), "model_type": name}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config.to_dict(), "model_type": config.model_type})
+    )
     found = read_model(tmp_path)
     spec = found.spec
     assert (spec.n_layers, spec.moe_layers) == (n_layers, tuple(sorted(experts)))

@@ -190,7 +190,7 @@ def test_weights_that_are_missing_or_pickled(crisp: Crisp, copy: Path, tmp_path:
     tensors = load_file(copy / "model.safetensors")
     (copy / "model.safetensors").rename(copy / "model-1.safetensors")
     weight_map = dict.fromkeys(tensors, "model-1.safetensors")
-    weight_map["model.norm.weight"] = "model-2.safetensors"
+    weight_map["model.more.weight"] = "model-2.safetensors"
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     refused_by_all(crisp, copy, tmp_path / "a", "is missing")
     for file in copy.glob("*.safetensors*"):

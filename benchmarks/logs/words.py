@@ -104,6 +104,7 @@ let go what was just used. Where all experts have one size no cache loads less (
 sizes differ by layer, none is known that does, and finding the least is hard.
 
 CRISP's own caches obey the execution contract ([contract.md](contract.md)): whole slots, as many in
-each layer, and what finds no room is used and not kept. `static` and `tier-aware` count the prompt,
-or the first tenth of a log without prompts.
+each layer, and what finds no room is used and not kept. `static` and `tier-aware` count the first
+prompt, or the first tenth of a log that begins with none; what `static` holds from the start is not
+counted as loaded.
 """

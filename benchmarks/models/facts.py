@@ -71,7 +71,7 @@ def prepared_is_the_same(folder: Path, prepared: Path) -> str | None:
     one, other = (logits(load(path, torch.float64)) for path in (prepared, folder))
     rounded = torch.equal(other, other.float().double())
     difference = differ(one, other)
-    if difference > (1e-6 if rounded else 1e-10):
+    if difference > (1e-5 if rounded else 1e-10):
         return f"prepared, its logits differ by {difference:.0e}"
     return None
 

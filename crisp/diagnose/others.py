@@ -21,7 +21,7 @@ from crisp.policy.cache import CACHES
 from crisp.profile import Profile
 from crisp.scheduler.untimed import Replay
 from crisp.scheduler.workload import Workload, plan
-from crisp.trace import DECODE, PREFILL, RoutingTrace
+from crisp.trace import DECODE, RoutingTrace
 
 _BLOCKS, _BLOCK, _MATRICES = 8, 16, 3  # of an expert whose model is not known
 
@@ -85,8 +85,8 @@ def run_policy(
 ) -> Reads:
     """Run a policy on a whole log, from an empty cache; expert_bytes [layers].
 
-    Tiers and resident sets are counted in the log's prompts, or in the first tenth of its tokens
-    where it has none. aligned: bytes that each load reads besides.
+    Tiers and resident sets are counted in the log's first prompt, or in the first tenth of its
+    tokens where it begins with none. aligned: bytes that each load reads besides.
     """
     total = sum(expert_bytes[layer] for layer in spec.moe_layers) * spec.n_experts
     share = min(Fraction(1), Fraction(budget, total))
@@ -116,9 +116,9 @@ def run_policy(
 
 def _counted(trace: RoutingTrace) -> RoutingTrace:
     """Return the rows that a profile is counted in; CrispError for a log of one token."""
-    prompts = np.flatnonzero(trace.phase == PREFILL)
-    if len(prompts):
-        return trace.select(prompts)
+    first = int(np.argmax(trace.phase == DECODE))  # 0 also where nothing was decoded
+    if first:
+        return trace.select(slice(0, first))
     if trace.rows < 2:
         raise CrispError("a log of one token: there is nothing to compare")
     return trace.select(slice(0, max(1, trace.rows // 10)))

@@ -225,9 +225,12 @@ def read_geometry(
     dtype_bits = f.dtype_bits()
     matrices = 2 if f.values.get("mlp_hidden_act") == "relu2" else 3
     shape = ExpertShape(d, d_ff, matrices, moe_layers, model_type)
-    stored = StoredBits((Fraction(dtype_bits),) * len(moe_layers), None)
-    if not any_bits:
+    try:
         stored = stored_bits(f, dtype_bits, shape)
+    except CrispError:
+        if not any_bits:
+            raise
+        stored = StoredBits((Fraction(dtype_bits),) * len(moe_layers), None)
     return ConfigGeometry(
         n_layers=n_layers,
         moe_layers=moe_layers,

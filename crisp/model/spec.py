@@ -245,13 +245,15 @@ class ModelSpec:
         return cls.from_geometry(*read_config(source, name))
 
     @classmethod
-    def from_geometry(cls, geometry: ConfigGeometry, name: str) -> ModelSpec:
-        """Return the model of a config's geometry."""
+    def from_geometry(
+        cls, geometry: ConfigGeometry, name: str, config_hash: str | None = None
+    ) -> ModelSpec:
+        """Return the model of a config's geometry; config_hash: None: that of the geometry."""
         keys = {field.name for field in dataclasses.fields(cls)}
         return cls(
             name=name,
             block=math.ceil(Fraction(geometry.d_ff, 8 * 16)) * 16,
-            config_hash=geometry.digest(),
+            config_hash=config_hash or geometry.digest(),
             **{key: value for key, value in vars(geometry).items() if key in keys},
         )
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra hf")
 pytest.importorskip("transformers", reason="needs the extra hf")
 
-from benchmarks.models.__main__ import try_all
+from benchmarks.models.every import try_all
 from benchmarks.models.page import PAGE, between, insert, render
 from benchmarks.models.tiny import model_types
 from benchmarks.models.trial import Trial, try_family

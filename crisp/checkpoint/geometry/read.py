@@ -70,34 +70,39 @@ def _read(
     config: Mapping[str, Any], path: Path, name: str, weights: Path | None, bits: Fraction | None
 ) -> ModelGeometry:
     """Read a geometry; path: of the config; weights: the folder that has some."""
-    try:
-        geometry, notes = _from_config(config, str(path), any_bits=bits is not None)
-    except CrispError:
-        if weights is None:
-            raise
-        geometry, notes = _from_config(config, str(path), any_bits=True)  # tensors say the bits
-    source = "its config"
-    tensors: TensorGeometry | None = None
+    entries, notes = None, list[str]()
     if weights is not None:
         try:
             entries = open_checkpoint(weights).tensors.values()
         except CrispError as error:
             notes.append(f"its tensors were not looked at: {error}")
-        else:
-            tensors = _of(entries, geometry, config, str(weights))
-            source = "its config and its tensors" if tensors else source
+    given = bits is not None
+    try:
+        geometry, more = _from_config(config, str(path), any_bits=given)
+    except CrispError:
+        if entries is None:
+            raise
+        geometry, more = _from_config(config, str(path), any_bits=True)  # tensors say the bits
+    notes += more
+    tensors, source = None, "its config"
+    if entries is not None:
+        tensors = _of(entries, geometry, config, str(weights))
+        source = "its config and its tensors" if tensors else source
+    stored = tensors is not None
     if tensors is None and not geometry.listed:
         tensors = skeleton_geometry(path, config)
         source = "its config, as transformers understands it" if tensors else source
+    said = geometry.bits
     if tensors is not None:
-        geometry, more = _refined(geometry, tensors, str(path), stored=weights is not None)
+        geometry, more = _refined(geometry, tensors, str(path), stored=stored)
         notes += more
     elif not geometry.listed:
         notes.append(ESTIMATED)
     notes += geometry.notes
-    return ModelGeometry(ModelSpec.from_geometry(geometry, name), source, tuple(notes)).with_bits(
-        bits
-    )
+    # the same model, whether its tensors are there or not
+    digest = replace(geometry, bits=said).digest()
+    spec = ModelSpec.from_geometry(geometry, name, digest)
+    return ModelGeometry(spec, source, tuple(notes)).with_bits(bits)
 
 
 def _from_config(

@@ -50,7 +50,7 @@ def format_title(
         "text": f"{', '.join(windows.names)}: {windows.n_scored:,} tokens scored",
         "windows": f"{len(windows.tokens):,} {stride}",
         "experts": f"{spec.n_blocks} blocks of {spec.block} neurons, "
-        f"{format_bytes(spec.block_bytes)} each as stored in {float(spec.bits):g} bits",
+        f"{format_bytes(spec.mean_block_bytes)} each as stored in {float(spec.bits):g} bits",
         "profile": counted,
         "budget": settings["budget"] and _budget(settings["budget"], spec),
         "run": f"batch {settings['batch']}, seed {settings['seed']}; ranges: {LEVEL} % bootstrap "

@@ -164,7 +164,7 @@ def test_a_closed_pipe_is_no_error(trace: Path, tmp_path: Path) -> None:
         ("simulate {} {} > /dev/full", 2, "error: standard output: No space left on device\n"),
         ("--version >&-", 2, "error: standard output is closed\n"),
         ("--version <&- >&-", 2, "error: standard output is closed\n"),
-        ("nonsense > /dev/full", 2, "error: unknown command 'nonsense'; known: "),
+        ("xyzzy > /dev/full", 2, "error: unknown command 'xyzzy'; known: "),
         ("nonsense 2> /dev/full", 2, ""),
         ("nonsense 2>&-", 2, ""),
         ("nonsense <&- >&- 2>&-", 2, ""),

@@ -143,6 +143,20 @@ def test_our_lru_is_the_straight_one(run: LoggedRun) -> None:
     assert reads.token.max() == 39 and len(reads.token) == 3 + 3 * 40
 
 
+def test_profiles_come_from_the_first_prompt(run: LoggedRun) -> None:
+    """A static cache of one expert a layer holds what the prompt's six tokens ask for most."""
+    spec = stand_in_spec(run.trace, SIZES)
+    reads = run_policy(run.trace, spec, SIZES, named("lru", cache="static"), sum(SIZES))
+    hits = 0
+    for layer in range(3):
+        prompt = run.trace.experts[:6, layer].ravel()
+        most = np.bincount(prompt[prompt >= 0], minlength=E).argmax()
+        hits += int((run.trace.experts[6:, layer] == most).any(axis=1).sum())
+    assert reads.hits[reads.token >= 0].sum() == hits
+    with pytest.raises(CrispError, match="a log of one token: there is nothing to compare"):
+        found_of(LoggedRun("one", run.trace.select(slice(6, 7)), SIZES))
+
+
 def test_widths_load_less_and_say_so(run: LoggedRun) -> None:
     found = found_of(run)
     by_name = {setting.name: setting for setting in found.settings if setting.kind == "width"}

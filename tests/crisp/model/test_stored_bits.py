@@ -127,6 +127,9 @@ def test_what_is_not_known_says_what_helps() -> None:
         geometry({"quant_method": "hqq"})
     config = CONFIGS["mixtral-8x7b"] | {"quantization_config": {"quant_method": "hqq"}}
     assert read_geometry(config, "c.json", any_bits=True).n_experts == 8
+    known = CONFIGS["mixtral-8x7b"] | {"quantization_config": {"quant_method": "mxfp4"}}
+    stated, read = (read_geometry(known, "c.json", any_bits=x) for x in (True, False))
+    assert stated.digest() == read.digest()
     for quantization in (
         {"quant_method": "gptq"},
         {"quant_method": "compressed-tensors"},

@@ -25,6 +25,8 @@ EXTRAS = {  # module -> package, of each extra in pyproject.toml
         "transformers": "transformers",
         "tokenizers": "tokenizers",
         "xxhash": "xxhash",
+        "sentencepiece": "sentencepiece",
+        "google.protobuf": "protobuf",
     },
     "eval": {"lm_eval": "lm-eval", "accelerate": "accelerate"},
     "gpu": {
@@ -232,7 +234,7 @@ def _meters(probes: Mapping[str, Probe]) -> Iterator[Diagnosis]:
 
 def _extras() -> Iterator[Diagnosis]:
     for extra, modules in EXTRAS.items():
-        missing = [package for module, package in modules.items() if find_spec(module) is None]
+        missing = [package for module, package in modules.items() if not _installed(module)]
         installed = [
             f"{package} {_version(package)}"
             for package in modules.values()
@@ -246,6 +248,12 @@ def _extras() -> Iterator[Diagnosis]:
         )
         remedy = _install(extra) if missing else None
         yield Diagnosis(f"extra {extra}", not missing, description, remedy, {"missing": missing})
+
+
+def _installed(module: str) -> bool:
+    """Return whether a module is there, without importing it."""
+    around = module.rpartition(".")[0]
+    return (not around or _installed(around)) and find_spec(module) is not None
 
 
 def _install(extra: str) -> str:

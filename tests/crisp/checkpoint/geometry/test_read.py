@@ -63,9 +63,11 @@ def test_config_and_tensors_agree_on_a_listed_family(tmp_path: Path) -> None:
 def test_stored_bits_are_those_of_the_tensors(tmp_path: Path) -> None:
     found = read_model(folder(tmp_path, MIXTRAL, weights(np.float32)))
     assert (found.spec.bits, found.spec.layer_bits) == (32, None)
+    assert found.spec.config_hash == ModelSpec.from_config(tmp_path / "m").config_hash
     assert found.notes == ("stored bits: as the checkpoint's tensors have them",)
     stated = read_model(tmp_path / "m", Fraction(4))
     assert (stated.spec.bits, stated.notes) == (4, ())
+    assert stated.spec.config_hash == found.spec.config_hash
 
 
 def test_stored_bits_may_differ_by_layer(tmp_path: Path) -> None:

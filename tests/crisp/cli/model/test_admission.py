@@ -362,3 +362,44 @@ def test_a_text_may_come_through_a_pipe(crisp: Crisp, small: Path, tmp_path: Pat
         assert done.code == 0, done.err
     done = crisp("eval", small, "--policy", "up", "--text", tmp_path, "--block", 16)
     assert f"{tmp_path}: is a folder; a text was expected" in done.err
+
+
+# -- weights that are not plain --------------------------------------------------------------------
+
+SUPPORT = ("simulate", "capture", "eval", "prepare", "pack", "generate")
+
+
+def test_every_command_takes_a_quantised_model(crisp: Crisp, tmp_path: Path) -> None:
+    from tests.crisp.checkpoint.quantised.made import quantised_mixtral
+
+    model = tmp_path / "model"
+    quantised_mixtral(model, "gptq")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL / file, model / file)
+    told = json.loads(crisp("model", model, "--json", "-").out)
+    assert told["supported"] == dict.fromkeys(SUPPORT, True)
+    assert told["model"]["bits"] == "37/8"  # 4, and of 32: 16 of a scale, 4 of a zero point
+    change(model, quantization_config={"quant_method": "hqq"})
+    told = json.loads(crisp("model", model, "--json", "-").out)
+    assert told["supported"] == dict.fromkeys(SUPPORT, False) | {"simulate": True}
+    assert "quant_method: found 'hqq', expected mxfp4" in told["reasons"]["capture"]
+
+
+def test_of_a_gguf_file_only_the_experts_are_read(crisp: Crisp, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the extra gguf")
+    from tests.crisp.checkpoint.gguf.made import write
+
+    file = tmp_path / "folder" / "tiny.gguf"
+    file.parent.mkdir()
+    write(file)
+    for name in (file, file.parent):
+        told = json.loads(crisp("model", name, "--json", "-").out)
+        assert (told["source"], told["model"]["name"]) == ("a GGUF file", "Tiny Experts")
+        taken = dict.fromkeys(SUPPORT, False) | {"simulate": True, "pack": True}
+        assert told["supported"] == taken
+    line = commands(file, tmp_path)
+    for command in ("capture", "eval", "prepare"):
+        assert "is a GGUF model, of which crisp pack reads the experts" in crisp(*line[command]).err
+    write(file, arch="mystery")
+    told = json.loads(crisp("model", file, "--json", "-").out)
+    assert "architecture 'mystery' are not computed" in told["reasons"]["pack"]

@@ -431,7 +431,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "integers": (
         lambda f: edit(f, GATE, lambda x: x.to(torch.int8)),
-        rf"tensor '{GATE}': is I8: quantised; only bf16/fp16/fp32 checkpoints can be prepared",
+        rf"tensor '{GATE}': is I8: quantised in a way that config.json does not name",
     ),
     "float8": (
         lambda f: edit(f, GATE, lambda x: x.to(torch.float8_e4m3fn)),

@@ -140,9 +140,14 @@ def _window_bounds(
 
 
 def opening_ids(tokenizer: Any) -> list[int]:
-    """Return the token ids that the tokenizer puts before a text, such as a BOS."""
+    """Return the token ids that the tokenizer puts before a text, such as a BOS.
+
+    Raises CrispError for a tokenizer that makes no token of a letter.
+    """
     without = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
+    if not without or without[0] not in whole:
+        raise CrispError("its tokenizer makes no token of the letter a; one of text was expected")
     return list(whole[: whole.index(without[0])])
 
 
@@ -162,6 +167,8 @@ def check_texts(paths: Iterable[Path]) -> None:
             raise CrispError(f"{path}: is a folder; a text was expected")
         if not path.exists():
             raise CrispError(f"{path}: no such file; a text was expected")
+        if path.is_char_device() and not path.samefile("/dev/stdin"):  # some never end
+            raise CrispError(f"{path}: is a device; a text was expected")
 
 
 def read_text(path: Path) -> tuple[str, str]:

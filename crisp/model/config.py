@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from crisp.errors import CrispError, unknown_name
+from crisp.files import check_readable
 from crisp.model import layouts
 from crisp.model.fields import Fields
 from crisp.model.stored_bits import ExpertShape, StoredBits, stored_bits
@@ -273,11 +274,12 @@ def read_config(
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file; CrispError names the file."""
+    check_readable(path)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CrispError(f"{path}: is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise CrispError(f"{path}: holds a {type(config).__name__}, expected a config object")

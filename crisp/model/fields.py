@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from crisp.errors import CrispError
 
+MOST = 1_000_000_000  # no size of a model is larger
+MOST_LAYERS = 10_000
 DTYPE_BITS = {"bfloat16": 16, "float16": 16, "float32": 32}
 
 
@@ -31,12 +33,23 @@ class Fields:
         return next((key for key in keys if self.has(key)), None)
 
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """Return a whole number >= `least`; absent or null means `default`, if there is one."""
+        """Return a whole number from `least` to a billion; absent or null means `default`, if there
+        is one.
+        """
         value = self.values.get(key)
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise self.wrong(key, f"a whole number of at least {least}")
+        if value > MOST:
+            raise self.wrong(key, f"a whole number of at most {MOST:,}")
+        return value
+
+    def layer_count(self, key: str) -> int:
+        """Return a number of layers, for each of which something is kept."""
+        value = self.count(key)
+        if value > MOST_LAYERS:
+            raise self.wrong(key, f"at most {MOST_LAYERS:,} layers")
         return value
 
     def one_count(self, key: str) -> int:

@@ -75,7 +75,7 @@ def layer_count(f: Fields) -> int:
             value = f.values.get(kinds)
             if isinstance(value, list | str) and value:
                 return len(value)
-    return f.count(key or LAYERS[0])
+    return f.layer_count(key or LAYERS[0])
 
 
 def is_moe_config(f: Fields) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crisp.errors import CrispError
-from crisp.text_windows import TokenWindows, opening_ids, read_windows
+from crisp.text_windows import TokenWindows, check_texts, opening_ids, read_windows
 
 BOS = [7, 8]
 
@@ -71,6 +71,19 @@ def test_what_the_tokenizer_puts_before_a_text_opens_every_window(tmp_path: Path
     whole = cut(tmp_path, "abcdefg", before=BOS, window=5)
     assert (scored(whole), whole.stride) == (["abc", "def", "g"], 3)
     assert opening_ids(Letters(BOS)) == BOS
+
+
+def test_a_tokenizer_without_letters_is_refused() -> None:
+    def digits(text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": BOS if add_special_tokens else []}
+
+    with pytest.raises(CrispError, match="makes no token of the letter a"):
+        opening_ids(digits)
+
+
+def test_a_device_is_no_text() -> None:
+    with pytest.raises(CrispError, match="/dev/zero: is a device; a text was expected"):
+        check_texts([Path("/dev/zero")])
 
 
 def test_texts_are_kept_apart(tmp_path: Path) -> None:

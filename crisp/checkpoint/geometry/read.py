@@ -110,7 +110,7 @@ def _from_config(
 ) -> tuple[ConfigGeometry, list[str]]:
     """Return the geometry in a config, keys that it omits taken from transformers, and notes."""
     own = layouts.text_fields(Fields(where, config))
-    listed, error = own.values.get("model_type") in FAMILIES, None
+    listed, error = str(own.values.get("model_type")) in FAMILIES, None
     if listed:
         try:
             return _without_estimate(read_geometry(config, where, any_bits=any_bits)), []

@@ -7,6 +7,7 @@ from pathlib import Path
 from crisp.checkpoint.geometry.read import read_model
 from crisp.diagnose.logged_run import LoggedRun
 from crisp.errors import CrispError
+from crisp.files import check_readable
 from crisp.model.spec import ModelSpec
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import SUFFIX, resolve_trace
@@ -26,6 +27,7 @@ def load_logged_run(
     geometry = None if model is None else read_model(model)
     spec = None if geometry is None else geometry.spec
     path = resolve_trace(log)
+    check_readable(path)
     notes: tuple[str, ...] = ()
     sizes, wrote = None, None
     if path.name.endswith(SUFFIX) or _holds_trace(path):
@@ -41,7 +43,7 @@ def load_logged_run(
         spec = ModelSpec.from_dict(trace.header.spec, str(path))
     if spec is not None:
         stored = None if bits is None else parse_fraction(bits, "--bits")
-        spec = fit_to_trace(spec.with_(bits=stored), trace, top_k or trace.k)
+        spec = fit_to_trace(spec.with_(bits=stored), trace, trace.k if top_k is None else top_k)
     if bits is not None and spec is None:
         raise CrispError("--bits: of what model? give --model")
     if sizes is None or bits is not None:

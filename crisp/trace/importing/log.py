@@ -56,7 +56,10 @@ def import_log(
     if spec is not None:
         header = replace(header, model=spec.name, config_hash=spec.config_hash, spec=spec.to_dict())
         if trace.k != spec.top_k:
-            notes.append(f"{spec.name} routes to {spec.top_k} experts, the log has {trace.k}")
+            notes.append(
+                f"{spec.name} routes to {spec.top_k} experts, the log has {trace.k}: "
+                f"simulate with --top-k {trace.k}"
+            )
     else:
         dense = sorted(set(range(trace.layers)) - set(trace.moe_layers))
         if dense:

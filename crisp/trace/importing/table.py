@@ -223,7 +223,10 @@ def _notes(
     """Return what the user should know of an import, a line each."""
     notes = []
     if spec is not None and tokens.k != spec.top_k:
-        notes.append(f"{spec.name} routes to {spec.top_k} experts, the table has {tokens.k}")
+        notes.append(
+            f"{spec.name} routes to {spec.top_k} experts, the table has {tokens.k}: "
+            f"simulate with --top-k {tokens.k}"
+        )
     absent = [str(layer) for layer in np.flatnonzero(~tokens.moe)]
     if spec is None and absent:
         notes.append(f"no rows of layer {', '.join(absent)}: taken as not MoE")

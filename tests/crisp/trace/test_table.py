@@ -581,7 +581,7 @@ def test_another_k_than_the_model_is_recorded_and_said(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", rows({0: range(3)}, layers=(1, 2), k=3))
     trace, done = run(path, spec=deepseek())
     assert trace.header.top_k == 3
-    assert done.notes == ("small routes to 2 experts, the table has 3",)
+    assert done.notes == ("small routes to 2 experts, the table has 3: simulate with --top-k 3",)
 
 
 def test_a_model_is_needed(tmp_path: Path) -> None:

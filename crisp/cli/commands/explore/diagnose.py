@@ -93,7 +93,9 @@ def _engine(asked: str | None, wrote: str | None, log: str) -> str:
         return asked
     if wrote in CONTRACTS:
         return str(wrote)
-    raise CrispError(f"{log}: give the engine, --engine {'|'.join(CONTRACTS)}")
+    own = [name for name in CONTRACTS if wrote is not None and name.startswith(wrote)]
+    ways = f"{wrote} keeps experts in several ways: " if own else ""
+    raise CrispError(f"{log}: {ways}give the engine, --engine {'|'.join(own or CONTRACTS)}")
 
 
 def _outputs(found: LogDiagnosis, html: str | None, json: str | None) -> dict[str, str]:
@@ -134,6 +136,8 @@ def lines(found: LogDiagnosis) -> list[str]:
     parts = (_conditions, _figures, _verdict, _settings, _helpful)
     out = [line for part in parts for line in (*part(found), "")]
     said = [*(f"assumed: {text}" for text in found.contract.assumptions), *found.notes]
+    if found.contract.counting.lookups == "tensor":
+        said.insert(0, "loads: of single matrices by its rule, of whole experts by other caches")
     out += [part for line in said for part in wrap(line, 100, subsequent_indent="  ")]
     return out if said else out[:-1]
 

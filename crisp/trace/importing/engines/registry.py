@@ -75,7 +75,8 @@ def read_log(
         engine = recognise_log(paths[0])
         if engine is None:
             raise CrispError(
-                f"{paths[0]}: not recognised as a log; --from names its kind: {', '.join(ENGINES)}"
+                f"{paths[0]}: not recognised as a log; crisp trace import --from names its kind: "
+                f"{', '.join(ENGINES)}"
             )
     if engine not in ENGINES:
         raise unknown_name(engine, ENGINES, "engine")

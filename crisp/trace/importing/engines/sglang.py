@@ -109,7 +109,8 @@ def _shaped(text: Any, tokens: int, name: str, sizes: KnownSizes) -> Ints:
     known = sizes.top_k or sizes.n_layers
     if known is None:
         raise CrispError(
-            f"{name}: does not say how many layers there are; --model or --layers does"
+            f"{name}: does not say how many layers there are; --model does, or "
+            "crisp trace import --layers"
         )
     if each % known:
         what = "experts a token" if sizes.top_k else "layers"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from safetensors.numpy import save_file
 from crisp.checkpoint.geometry.read import read_model
 from crisp.errors import CrispError
 from crisp.model.spec import BUILTIN, ModelSpec
+
+ROOT = Path(__file__).parents[4]
 
 D, FF, E = 64, 48, 4
 MIXTRAL: dict[str, Any] = {
@@ -147,3 +150,36 @@ def test_an_unknown_quantisation_needs_bits(tmp_path: Path) -> None:
     with pytest.raises(CrispError, match=r"how many bits hqq .* --bits B says it"):
         read_model(model)
     assert read_model(model, Fraction("4.5")).spec.bits == Fraction("4.5")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers: found 1000000000000000000000000000000"),
+        ({"num_hidden_layers": 10_001}, "num_hidden_layers: found 10001, expected at most 10,000"),
+        ({"num_local_experts": 10**12}, "num_local_experts: found 1000000000000, expected a whole"),
+        ({"model_type": ["mixtral"]}, r"model_type: found \['mixtral'\], expected a name such as"),
+        ({"model_type": {"a": 1}}, "model_type: found "),
+    ],
+)
+def test_configs_that_would_take_for_ever(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    config = json.loads(
+        (ROOT / "traces" / "tiny-mixtral" / "config.json").read_text(encoding="utf-8")
+    )
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config | change), encoding="utf-8")
+    with pytest.raises(CrispError, match=message):
+        read_model(file)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    with pytest.raises(CrispError, match=r"pipe\.json: is not an ordinary file"):
+        read_model(pipe)
+    nested = tmp_path / "nested.json"
+    nested.write_text("[" * 200_000, encoding="utf-8")
+    with pytest.raises(CrispError, match=r"nested\.json: is not JSON: "):
+        read_model(nested)

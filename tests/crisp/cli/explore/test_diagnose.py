@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,9 +95,13 @@ def test_mistakes_of_one_line(crisp: Callable, log: Path, trace: Path, tmp_path:
         ((log, "--hardware", "phone"), "unknown hardware profile 'phone'"),
         ((log, "--model", "mixtral-8x7b"), "a model of 16 experts; 8 were expected"),
         ((log, "--bits", "4"), "--bits: of what model? give --model"),
+        ((trace, "--engine", "ds4", "--model", "mixtral-8x7b", "--top-k", "0"), "top_k is 0"),
     ):
         done = crisp("diagnose", *arguments)
         assert done.code == 2 and message in done.err and done.err.count("\n") == 1, done.err
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+    assert "pipe.csv: is not an ordinary file" in crisp("diagnose", pipe).err
     binary = tmp_path / "binary.csv"
     binary.write_bytes(bytes(range(256)) * 20)
     done = crisp("diagnose", binary)

@@ -68,7 +68,7 @@ def test_by_name_and_by_content(capsys: pytest.CaptureFixture[str]) -> None:
     assert named.header.note == "imported from routed.npy, a log of vllm"
     assert (named.header.dataset, named.header.ordered) == ("d", False)
     assert len(lines) == 2
-    assert "--model or --experts does" in refused(capsys, "routed.npy")
+    assert "--model does, or crisp trace import --experts" in refused(capsys, "routed.npy")
     assert "has 3 layers, --layers says 4" in refused(
         capsys, "routed.npy", "--experts", "16", "--layers", "4"
     )
@@ -108,7 +108,10 @@ def test_a_model_places_layers_that_count_moe_ones_only(
     )
     np.save("k.npy", experts[..., :4])
     _, lines = imported(capsys, "k.npy", "--model", "deepseek-moe-16b")
-    assert "note: deepseek-moe-16b routes to 6 experts, the log has 4" in lines
+    assert (
+        "note: deepseek-moe-16b routes to 6 experts, the log has 4: simulate with --top-k 4"
+        in lines
+    )
 
 
 def test_counts_become_a_synthetic_trace_and_a_profile(

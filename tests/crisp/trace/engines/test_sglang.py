@@ -203,7 +203,7 @@ def test_responses(tmp_path: Path) -> None:
         trace = read(path, "sglang", **SIZES, **known).trace
         np.testing.assert_array_equal(trace.experts, np.concatenate([a, b]))
         assert trace.phase.tolist() == [0, 0, 0, 1, 1, 0, 0, 1, 1]
-    assert "--model or --layers does" in refusal(path)
+    assert "--model does, or crisp trace import --layers" in refusal(path)
     assert "are not a multiple of 5 layers" in refusal(path, n_layers=5)
     path.write_text(json.dumps(response(a, 3, completion_tokens=9)))
     assert "routed_experts are 120 bytes; expected a multiple of 4" in refusal(path, n_layers=3)

@@ -155,8 +155,10 @@ def test_lying_arrays_are_refused_before_they_are_read(tmp_path: Path) -> None:
 
 def test_the_number_of_experts_has_to_be_known(tmp_path: Path) -> None:
     path = write(tmp_path / "r.json", {"choices": [{"routed_experts": [[[1, 2]]]}]})
-    expected = "FILE: does not say how many experts a layer has; --model or --experts does"
-    assert refusal(path, n_experts=None) == expected
+    assert refusal(path, n_experts=None) == (
+        "FILE: does not say how many experts a layer has; --model does, or crisp trace import "
+        "--experts"
+    )
 
 
 def test_load_statistics_are_counts_of_logical_experts(tmp_path: Path) -> None:

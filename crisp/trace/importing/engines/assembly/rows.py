@@ -198,7 +198,9 @@ def assemble(
 def needed(value: int | None, name: str, what: str, option: str) -> int:
     """Return a size that the log does not hold; CrispError if nobody told it."""
     if value is None:
-        raise CrispError(f"{name}: does not say how many {what}; --model or {option} does")
+        raise CrispError(
+            f"{name}: does not say how many {what}; --model does, or crisp trace import {option}"
+        )
     return value
 
 

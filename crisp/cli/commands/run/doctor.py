@@ -28,6 +28,7 @@ EXTRAS = {  # module -> package, of each extra in pyproject.toml
         "sentencepiece": "sentencepiece",
         "google.protobuf": "protobuf",
     },
+    "gguf": {"gguf": "gguf"},
     "eval": {"lm_eval": "lm-eval", "accelerate": "accelerate"},
     "gpu": {
         "torch": "torch",

@@ -159,7 +159,7 @@ MISTAKES = {
     "a wrong stride": [("slot * STRIDE", "slot * (3 * BLOCK * D * BITS // max(8, BITS))")],
     "gate and up swapped": [
         ("tl.sum(gates, 1), tl.sum(ups, 1)", "tl.sum(ups, 1), tl.sum(gates, 1)"),
-        ("_activated(gates, ups,", "_activated(ups, gates,"),
+        ("        gates, ups, halves,", "        ups, gates, halves,"),
     ],
 }
 

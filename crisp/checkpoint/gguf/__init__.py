@@ -3,7 +3,6 @@
 from crisp.checkpoint.gguf.experts import GgufExperts, gguf_activation
 from crisp.checkpoint.gguf.geometry import GgufModel, read_geometry, read_model
 from crisp.checkpoint.gguf.header import GgufHeader, gguf_file, read_header, refuse_gguf
-from crisp.checkpoint.gguf.imatrix import read_counts
 
 __all__ = [
     "GgufExperts",
@@ -11,7 +10,6 @@ __all__ = [
     "GgufModel",
     "gguf_activation",
     "gguf_file",
-    "read_counts",
     "read_geometry",
     "read_header",
     "read_model",

@@ -10,7 +10,7 @@ import pytest
 
 gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
 
-from crisp.checkpoint.gguf import GgufExperts, read_counts, read_geometry, read_model  # noqa: E402
+from crisp.checkpoint.gguf import GgufExperts, read_geometry, read_model  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from tests.crisp.checkpoint.gguf.made import (  # noqa: E402
     D_FF,
@@ -107,30 +107,3 @@ def test_infinite_weights(tmp_path: Path) -> None:
         with pytest.raises(CrispError, match=r"ffn_up_exps.*expert 0 has NaN or infinite"):
             experts.matrices(0, 0)
         assert len(experts.matrices(0, 1)) == len(stored)
-
-
-def imatrix(path: Path, counts: dict[str, list[float]]) -> Path:
-    writer = gguf.GGUFWriter(path, "")
-    for name, numbers in counts.items():
-        writer.add_tensor(name, np.array([numbers], np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def test_counts_of_an_imatrix(tmp_path: Path) -> None:
-    counts = {
-        "blk.1.ffn_up_exps.weight.counts": [5, 0, 7],
-        "blk.1.ffn_down_exps.weight.counts": [5, 0, 7],
-        "blk.3.ffn_gate_exps.weight.counts": [1, 2, 3],
-        "blk.1.attn_q.weight.counts": [12],
-    }
-    found = read_counts(imatrix(tmp_path / "i.gguf", counts))
-    assert found.tolist() == [[0] * 3, [5, 0, 7], [0] * 3, [1, 2, 3]]
-    with pytest.raises(CrispError, match="no counts of routed experts"):
-        read_counts(imatrix(tmp_path / "a.gguf", {"blk.0.attn_q.weight.counts": [3]}))
-    wrong = {"blk.0.ffn_up_exps.weight.counts": [0.5, float("nan")]}
-    with pytest.raises(CrispError, match="numbers that are no counts"):
-        read_counts(imatrix(tmp_path / "b.gguf", wrong))

@@ -178,3 +178,13 @@ def test_an_importance_matrix_counts(tmp_path: Path) -> None:
     assert "FILE: not a whole GGUF file" in refusal(path, "llama.cpp")
     path.write_bytes(gguf({"blk.0.ffn_up.weight.counts": np.array([[5]])}))
     assert "has no counts of experts" in refusal(path, "llama.cpp")
+    for wrong in (float("nan"), -1.0):
+        path.write_bytes(gguf({"blk.0.ffn_up_exps.weight.counts": np.array([[1.0, wrong]])}))
+        assert "FILE" in refusal(path, "llama.cpp")
+    path.write_bytes(
+        gguf({
+            "blk.1.ffn_up_exps.weight.counts": np.array([[5, 0, 7]]),
+            "blk.3.ffn_gate_exps.weight.counts": np.array([[1, 2, 3]]),
+        })
+    )  # fmt: skip
+    assert counts(path, "llama.cpp").counts.tolist() == [[0] * 3, [5, 0, 7], [0] * 3, [1, 2, 3]]

@@ -150,7 +150,7 @@ def test_router_logits_become_scores_and_their_largest_experts(tmp_path: Path) -
         assert log.trace.scores is not None
         np.testing.assert_array_equal(log.trace.scores, given.transpose(1, 0, 2))
     assert read(tmp_path / "b.pt", "router-logits", top_k=4).trace.header.n_experts == 16
-    assert "--top-k does" in refusal(tmp_path / "l.pt")
+    assert "experts a token is routed to; --model does, or crisp" in refusal(tmp_path / "l.pt")
     assert "top-17 of 16 experts" in refusal(tmp_path / "l.pt", top_k=17)
     assert "the layers first" in refusal(tmp_path / "l.npy", top_k=4)
 

@@ -15,7 +15,10 @@ from crisp.profile.router_weights import BINS, histogram, quantiles
 from crisp.trace import RoutingTrace
 
 Ints = npt.NDArray[np.int64]
-_OPTIONAL = ("dominant", "router_weights", "contributions", "width_losses", "role_counts")
+_OPTIONAL = (
+    "dominant", "router_weights", "contributions", "width_losses", "role_counts",
+    "sensitivities", "rescaling",
+)  # fmt: skip
 _CHUNK = 1 << 16  # rows counted at a time: a trace is never held in memory as int64
 
 
@@ -38,6 +41,12 @@ class Profile:
     width_losses: npt.NDArray[np.float32] | None = None
     # [layers, experts, 2]: the tokens of that measurement in which it had the role
     role_counts: Ints | None = None
+    # [layers]: by how much a layer's missing contributions raise the loss, from preparation: the
+    # square root of nats a token over the mean square of the sum of weight x contribution left out
+    sensitivities: npt.NDArray[np.float32] | None = None
+    # [layers, experts, blocks + 1]: what an expert's output is multiplied with where only so many
+    # blocks are executed, from preparation; 1 at the full width
+    rescaling: npt.NDArray[np.float32] | None = None
 
     @classmethod
     def from_trace(cls, trace: RoutingTrace) -> Profile:

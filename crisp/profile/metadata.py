@@ -48,8 +48,14 @@ _OPTIONAL: dict[str, tuple[type, tuple[str, ...]]] = {
     "width_losses": (np.float32, (_L, _E, "roles", "widths")),
     "role_counts": (np.int64, (_L, _E, "roles")),
 }
+# There since the policy saliency: both or none.
+_SALIENCY: dict[str, tuple[type, tuple[str, ...]]] = {
+    "sensitivities": (np.float32, (_L,)),
+    "rescaling": (np.float16, (_L, _E, "widths")),
+}
 # There since scales of int4 are searched with them.
 _MOMENTS: dict[str, tuple[type, tuple[str, ...]]] = {"input_moments": (np.float16, (_L, "inputs"))}
+_KNOWN = _TENSORS | _OPTIONAL | _SALIENCY | _MOMENTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +80,9 @@ class Metadata:
     # anchor (0) and beside it (1); NaN: unknown
     width_losses: npt.NDArray[np.float32] | None = None
     role_counts: npt.NDArray[np.int64] | None = None  # [layers, experts, 2] tokens behind it
+    # [layers] and [layers, experts, blocks + 1]: see `crisp.profile.Profile`
+    sensitivities: npt.NDArray[np.float32] | None = None
+    rescaling: npt.NDArray[np.float16] | None = None
     # [layers, d_model] mean square of each number of the experts' input, relative to their mean
     input_moments: npt.NDArray[np.float16] | None = None
 
@@ -88,6 +97,8 @@ class Metadata:
             self.contributions,
             self.width_losses,
             self.role_counts,
+            self.sensitivities,
+            None if self.rescaling is None else self.rescaling.astype(np.float32),
         )
 
     @property
@@ -128,6 +139,8 @@ class Metadata:
             "router_weights": self.router_weights,
             "width_losses": self.width_losses,
             "role_counts": self.role_counts,
+            "sensitivities": self.sensitivities,
+            "rescaling": self.rescaling,
             "input_moments": self.input_moments,
         }
         header = {
@@ -139,7 +152,7 @@ class Metadata:
         }
         typed: dict[str, npt.NDArray[Any]] = {
             name: np.ascontiguousarray(tensors[name], dtype)
-            for name, (dtype, _) in {**_TENSORS, **_OPTIONAL, **_MOMENTS}.items()
+            for name, (dtype, _) in _KNOWN.items()
             if tensors[name] is not None
         }
         # One entry: safetensors writes several in an order of its own, another each time.
@@ -155,8 +168,9 @@ class Metadata:
             with safe_open(path, "np") as file:
                 header = _header(path, file.metadata() or {})
                 stored = set(file.keys())
-                expected = _TENSORS | (_OPTIONAL if stored & _OPTIONAL.keys() else {})
-                expected |= _MOMENTS if stored & _MOMENTS.keys() else {}
+                expected = dict(_TENSORS)
+                for group in (_OPTIONAL, _SALIENCY, _MOMENTS):
+                    expected |= group if stored & group.keys() else {}
                 lacks = sorted(expected.keys() - stored)
                 if lacks:
                     raise CrispError(f"{path}: lacks {lacks[0]}")
@@ -206,7 +220,7 @@ def _check_tensors(
     sizes |= {"quantiles": QUANTILES, "roles": 2, "widths": spec.n_blocks + 1}
     sizes |= {"inputs": spec.d_model}
     for name, tensor in tensors.items():
-        dtype, axes = (_TENSORS | _OPTIONAL | _MOMENTS)[name]
+        dtype, axes = _KNOWN[name]
         shape = tuple(sizes[axis] for axis in axes)
         if tensor.shape != shape or tensor.dtype != dtype:
             raise CrispError(

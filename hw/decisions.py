@@ -8,6 +8,7 @@ from crisp.run.case import Case
 from crisp.run.driver import replay_timeline
 from crisp.run.sinks import FullTimeline
 from crisp.run.timeline import BLOCKS, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, PREFETCH, Rows
+from crisp.scheduler.retention import Routed
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.tasks import Task
 
@@ -44,10 +45,11 @@ def replay_decisions(case: Case, log: DecisionLog) -> bool:
         start = layers.index(layer) * n
         return scheduler.residency.resident[start : start + n]
 
-    def events() -> Iterator[tuple[int, list[Task], Sequence[int]]]:
+    def events() -> Iterator[tuple[int, list[Task], Sequence[int], Routed | None]]:
         for event in workload.events(case.steps()):
             if event.experts is not None:
-                yield event.layer, workload.tasks(event, residents), event.guess
+                routed = workload.routed(event) if scheduler.weighs else None
+                yield event.layer, workload.tasks(event, residents), event.guess, routed
 
     rows = log.sink.rows
     issued = [

@@ -24,7 +24,7 @@ it includes the handing over.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ from crisp.run.case import Case
 from crisp.run.driver import Driver
 from crisp.run.result import HostTimes, Run, finish
 from crisp.run.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
+from crisp.scheduler.retention import Routed
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.tasks import Task
 from crisp.scheduler.workload import Step
@@ -115,12 +116,14 @@ class Executor:
         self,
         layer: int,
         tasks: list[Task],
-        guess: Iterable[int],
+        guess: Sequence[int],
+        routed: Routed | None,
         make_batches: Callable[[], Mapping[int, ExpertBatch]],
         n: int,
     ) -> Callable[[], Any]:
         """Begin an event whose layer's attention and router are done, when the last one is over.
 
+        tasks, guess, routed: as `EventScheduler.start` takes them.
         make_batches: returns the rows of each task, by expert; called while the last event ends, or
         when the first load is on its way.
         Returns a function that gives the outputs of the ``n`` rows, [n, d_model] float32, summed
@@ -137,8 +140,8 @@ class Executor:
             self._all_launched.clear()
             self._blocks_left = sum(task.width for task in tasks)
             started, begin = self._now(), perf_counter_ns()
-            self._ask(self.scheduler.start, layer, tasks, guess)
-            self._slots.begin(tasks, self._driver.load)
+            self._ask(self.scheduler.start, layer, tasks, guess, routed)
+            self._slots.begin(tasks, self._driver.load, self.scheduler.evicted)
             self._record(self.scheduler.event, layer, LAYER, -1, 0, 0, self._free_since, started,
                       self.scheduler.residency.landed)  # fmt: skip
             if self.scheduler.done:  # every width is 0: nothing to do

@@ -89,7 +89,8 @@ def replay(
                 workload.weights(event),
                 activations.rows(event),
             )
-            out = executor.event(event.layer, tasks, event.guess, make_batches, len(widths))
+            routed = workload.routed(event) if scheduler.weighs else None
+            out = executor.event(event.layer, tasks, event.guess, routed, make_batches, len(widths))
             if outputs is not None:
                 outputs(out())
         executor.end_step(step)

@@ -154,7 +154,9 @@ class SimulatedStreams:
                  start, now, ns, scheduler.residency.landed))  # fmt: skip
             if event.experts is None:
                 continue
-            scheduler.start(layer, self._workload.tasks(event, self._residents), event.guess)
+            tasks = self._workload.tasks(event, self._residents)
+            routed = self._workload.routed(event) if scheduler.weighs else None
+            scheduler.start(layer, tasks, event.guess, routed)
             while not scheduler.done:
                 if self._asleep and scheduler.wants_link:
                     self._begin_load(now)

@@ -17,9 +17,12 @@ from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
+from crisp.policy.rescaling import factors, rescaling
+from crisp.policy.retention import routed_weights
 from crisp.policy.widths.base import ResidencyWidths
 from crisp.policy.widths.contribution import row_on
 from crisp.profile import Profile
+from crisp.scheduler.retention import Routed
 from crisp.scheduler.untimed import Replay
 from crisp.scheduler.workload import union
 
@@ -71,6 +74,12 @@ class AttachedPolicy:
         self._names = [layer.name for layer in layout.layers]
         self._layers = [layer.index for layer in layout.layers]
         self._widths = policy.width.bind(spec, counts, True)
+        self._rescaling = rescaling(spec, counts) if policy.rescales else None
+        if policy.rescales and any(layer.scales_inputs for layer in layout.layers):
+            raise CrispError(
+                f"policy {policy.name}: rescales experts' outputs, but router weights of this "
+                "model multiply their inputs; --rescale none was expected"
+            )
         self._replay = None if budget is None else Replay(spec, policy, budget, counts)
         if self._replay is None and self._widths.residency:
             raise CrispError(
@@ -109,9 +118,16 @@ class AttachedPolicy:
                 self._watch(which, ids, half, blocks)
             by_rank = np.empty(rank.shape, np.int64)  # [n, k] in the router's columns
             np.put_along_axis(by_rank, rank, self._neurons[blocks], 1)
+            factor = None
+            if self._rescaling is not None:
+                factor = np.ones(rank.shape, np.float32)  # [n, k] in the router's columns
+                of_rank = factors(self._rescaling[self._layers[which]], ids, blocks)
+                np.put_along_axis(factor, rank, of_rank, 1)
         neurons = torch.from_numpy(by_rank).to(index.device)
         if self._renormalize:
             weights = redistribute(weights, neurons > 0)
+        if factor is not None:
+            weights = weights * torch.from_numpy(factor).to(weights)
         return execute(experts, hidden, index, weights, neurons)
 
     def _blocks(
@@ -131,15 +147,24 @@ class AttachedPolicy:
             )
         if not self._widths.residency:
             widths = self._widths.widths(layer, ids, weights, None)
-            for row, row_widths in zip(ids.tolist(), widths.tolist(), strict=True):
-                replay.run(layer, union([row], [row_widths]))
+            for place, (row, row_widths) in enumerate(
+                zip(ids.tolist(), widths.tolist(), strict=True)
+            ):
+                replay.run(layer, union([row], [row_widths]), self._routed(row, weights, place))
             return widths
         wanted = cast(ResidencyWidths, self._widths).wanted(layer, ids, weights).tolist()
         widths_so_far = []
-        for row, bits in zip(ids.tolist(), wanted, strict=True):
+        for place, (row, bits) in enumerate(zip(ids.tolist(), wanted, strict=True)):
             widths_so_far.append(row_on(row, replay.resident(layer), bits))
-            replay.run(layer, union([row], widths_so_far[-1:]))
+            replay.run(layer, union([row], widths_so_far[-1:]), self._routed(row, weights, place))
         return np.array(widths_so_far, np.int16)
+
+    def _routed(self, row: list[int], weights: NDArray[np.float16], place: int) -> Routed | None:
+        """Return what an event of one row is routed to, if the cache weighs that."""
+        assert self._replay is not None
+        if not self._replay.scheduler.weighs:
+            return None
+        return routed_weights([row], weights[place : place + 1])
 
     def _count(self, which: int, ids: NDArray[np.int16], blocks: NDArray[np.int16]) -> None:
         tally = self.tally

@@ -64,7 +64,7 @@ def cache_policies() -> list[Policy]:
     names = [
         name
         for name, rule in CACHES.items()
-        if not (rule.oracle or rule.suffixes or rule.drawn or rule.by_pass) and name != "none"
+        if not (rule.oracle or rule.needs_blocks or rule.drawn or rule.by_pass) and name != "none"
     ]
     return [named("lru", cache=name) for name in names]
 

@@ -66,9 +66,15 @@ class CacheRule:
     suffixes: bool = False  # one block is taken at a time, from any entry
     preloaded: bool = False  # holds the profile's most frequent experts from the start
     tiered: bool = False  # marks are the experts' tiers, from the profile
+    retains: bool = False  # an event's start decides what stays, see `crisp.policy.retention`
     oracle: bool = False  # knows the future: see `crisp.scheduler.oracle`
     by_block: bool = False  # an oracle that keeps single blocks whatever the cache's unit
     keeps_used: bool = False  # an oracle that keeps what was just used before all else
+
+    @property
+    def needs_blocks(self) -> bool:
+        """Whether it only goes with unit block."""
+        return self.suffixes or self.retains
 
 
 CACHES: dict[str, CacheRule] = {
@@ -95,6 +101,8 @@ CACHES: dict[str, CacheRule] = {
     # A prefix is worth more than a suffix (paper, 3.3.4): the deepest block goes, whosever it is.
     "suffix-lru": CacheRule(suffix_lru_victim, suffixes=True),
     "suffix-lfu": CacheRule(suffix_lfu_victim, suffixes=True),
+    # Ours: what is worth most stays, whether it came now or long ago.
+    "saliency": CacheRule(None, retains=True),
     # Belady, A study of replacement algorithms for a virtual-storage computer, 1966: see
     # `crisp.scheduler.oracle`.
     "belady": CacheRule(None, oracle=True),
@@ -115,7 +123,7 @@ class Cache:
     seed: int = 0  # of a rule that draws
 
     def __post_init__(self) -> None:
-        if self.rule.suffixes and self.unit != "block":
+        if self.rule.needs_blocks and self.unit != "block":
             raise CrispError(f"cache {self.name}: needs unit block, found {self.unit}")
 
     @property
@@ -136,7 +144,7 @@ class Cache:
     @property
     def profiled(self) -> bool:
         """Whether anything is decided from a profile."""
-        return self.rule.preloaded or self.rule.tiered
+        return self.rule.preloaded or self.rule.tiered or self.rule.retains
 
 
 @dataclass(frozen=True)

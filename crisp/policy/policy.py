@@ -11,6 +11,7 @@ from crisp.extensions import describe_origins, find_name
 from crisp.policy.cache import CACHES, SCOPES, UNITS, Cache, CacheRule
 from crisp.policy.order import ORDERS, Drawn, Order, OrderRule
 from crisp.policy.prefetch import FUTURE, PROFILE, ROUTER, Prefetch
+from crisp.policy.rescaling import MEASURED, RESCALES
 from crisp.policy.spelling import build, show
 from crisp.policy.widths.base import WidthPolicy
 from crisp.policy.widths.names import WIDTHS
@@ -25,6 +26,7 @@ class Policy:
     order: Order
     cache: Cache
     prefetch: Prefetch
+    rescale: str = "none"  # measured: see `crisp.policy.rescaling`
 
     def __post_init__(self) -> None:
         if self.order.sequential and self.prefetch.active:
@@ -41,7 +43,17 @@ class Policy:
     @property
     def profiled(self) -> bool:
         """Whether anything is decided from a profile."""
-        return self.width.profiled or self.cache.profiled or self.prefetch.source == PROFILE
+        return (
+            self.width.profiled
+            or self.cache.profiled
+            or self.prefetch.source == PROFILE
+            or self.rescales
+        )
+
+    @property
+    def rescales(self) -> bool:
+        """Whether experts' outputs are multiplied by a factor of their width."""
+        return self.rescale == MEASURED
 
     @property
     def oracle(self) -> str:
@@ -81,6 +93,7 @@ class Policy:
             "scope": self.cache.scope,
             "unit": self.cache.unit,
             "prefetch": self.prefetch.name,
+            **({"rescale": self.rescale} if self.rescales else {}),
             **({"plugins": plugins} if plugins else {}),
         }
 
@@ -94,6 +107,7 @@ class Parts:
     cache: str
     prefetch: str = "none"
     unit: str = "expert"
+    rescale: str = "none"
 
 
 # `mo` stands for MoE-Offload (speculative loading over an LRU cache); the trace decides whether it
@@ -113,6 +127,8 @@ NAMED = {
     # Ours: a block is executed, or loaded, where it is worth it.
     "contribution": Parts("contribution(.75)", "widest", "lru", unit="block"),
     "contribution-resident": Parts("contribution-resident(.75)", "widest", "lru", unit="block"),
+    # Ours too: a block is loaded, and stays, by what the loss would grow by without it.
+    "saliency": Parts("saliency", "widest", "saliency", unit="block", rescale=MEASURED),
 }
 ALIASES = {"worth": "contribution-resident"}
 """Former names of policies, which are still understood."""
@@ -142,6 +158,7 @@ def named(
     scope: str = "layer",
     unit: str | None = None,
     prefetch: str | None = None,
+    rescale: str | None = None,
     has_guess: bool = True,
     seed: int = 0,
 ) -> Policy:
@@ -153,7 +170,9 @@ def named(
     """
     name = policy_name(name)
     parts = NAMED[name]
-    spelled = {"width": width, "order": order, "cache": cache, "prefetch": prefetch}
+    spelled = {
+        "width": width, "order": order, "cache": cache, "prefetch": prefetch, "rescale": rescale,
+    }  # fmt: skip
     for what, value in spelled.items():
         if not isinstance(value, str | None):
             raise wrong_type(value, what, f"a name, as --{what} takes it")
@@ -161,7 +180,12 @@ def named(
     order = parts.order if order is None else order
     cache = parts.cache if cache is None else cache
     unit = parts.unit if unit is None else unit
-    for value, names, what in ((scope, SCOPES, "scope"), (unit, UNITS, "unit")):
+    rescale = parts.rescale if rescale is None else rescale
+    for value, names, what in (
+        (scope, SCOPES, "scope"),
+        (unit, UNITS, "unit"),
+        (rescale, RESCALES, "rescale"),
+    ):
         if value not in names:
             raise unknown_name(value, names, what)
     if prefetch is None:
@@ -179,6 +203,7 @@ def named(
         read_order(order, seed),
         read_cache(cache, scope, unit, seed),
         Prefetch(prefetch),
+        rescale,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from crisp.run.timeline import COMPUTE, EVENT, KIND, LAYER, LAYER_ID, Rows
+from crisp.scheduler.retention import Routed
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.tasks import Load, Task
 
@@ -55,14 +56,15 @@ class Driver:
 
 def replay_timeline(
     scheduler: EventScheduler,
-    events: Iterator[tuple[int, list[Task], Sequence[int]]],
+    events: Iterator[tuple[int, list[Task], Sequence[int], Routed | None]],
     timeline: Rows,
     watch: Callable[[EventScheduler], None],
 ) -> Iterator[tuple[Load | None, Task | None]]:
     """Feed a timeline's starts and completions, in its order, to a fresh scheduler.
 
-    events: (layer, tasks, guess) of one event after the other, made only when it starts, for widths
-    may depend on what is resident then. watch: shown the scheduler whenever an event is over.
+    events: (layer, tasks, guess, routed) of one event after the other, made only when it starts,
+    for widths may depend on what is resident then. watch: shown the scheduler whenever an event is
+    over.
     Yields what begins after each start and completion.
     """
     driver = Driver(scheduler)
@@ -71,9 +73,9 @@ def replay_timeline(
         if kind == LAYER:
             if row[EVENT] < 0:
                 continue
-            layer, tasks, guess = next(events)
+            layer, tasks, guess, routed = next(events)
             assert layer == row[LAYER_ID]
-            scheduler.start(layer, tasks, guess)
+            scheduler.start(layer, tasks, guess, routed)
         elif kind == COMPUTE:
             driver.computed()
         else:

@@ -8,9 +8,10 @@ from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.policy import Cache, Policy
 from crisp.policy.cache import expert_tiers, static_residents
+from crisp.policy.retention import block_sizes, expected_weights
 from crisp.profile import Profile
 from crisp.scheduler.oracle import Future
-from crisp.scheduler.residency import StartingState
+from crisp.scheduler.residency import StartingState, Worth
 from crisp.scheduler.scheduler import EventScheduler
 
 
@@ -23,6 +24,9 @@ def starting_state(
         capacity,
         static_residents(spec, profile, cache, capacity) if rule.preloaded else None,
         expert_tiers(spec, profile) if rule.tiered else None,
+        Worth(expected_weights(spec, profile), block_sizes(spec, profile))
+        if rule.retains
+        else None,
     )
 
 

@@ -30,12 +30,20 @@ class Eviction(NamedTuple):
     last: int
 
 
+class Worth(NamedTuple):
+    """What the profile says an entry and its blocks are worth: see `crisp.policy.retention`."""
+
+    expected: Sequence[int]  # [entries] weight
+    sizes: Sequence[int]  # [entries x blocks]
+
+
 class StartingState(NamedTuple):
     """What is known of the device before the first event."""
 
     capacity: Sequence[int]  # [parts]: blocks of each part of the budget
     resident: Sequence[int] | None = None  # [entries]: blocks; None: nothing is resident
     expert_tiers: Sequence[int] | None = None  # [entries]; None: the cache does not ask for them
+    worth: Worth | None = None  # the same
 
 
 class Residency:
@@ -43,7 +51,7 @@ class Residency:
 
     def __init__(self, spec: ModelSpec, cache: Cache, start: StartingState) -> None:
         """Begin with what ``start`` says is resident."""
-        capacity, initial, tiers = start
+        capacity, initial, tiers, _ = start
         rows, self._experts = len(spec.moe_layers), spec.n_experts
         entries = rows * self._experts
         self.resident = list(initial) if initial else [0] * entries

@@ -26,6 +26,7 @@ from crisp.policy.order import check_keys, hash_key
 from crisp.scheduler.oracle import BeladyResidency, Future
 from crisp.scheduler.prefetch_queue import PrefetchQueue
 from crisp.scheduler.residency import EVENT, Eviction, Residency, StartingState
+from crisp.scheduler.retention import RetainingResidency, Routed
 from crisp.scheduler.tasks import Fetch, Load, Task
 
 STAGING_EXPERTS = 2  # full experts that transient loads may occupy, apart from the budget
@@ -62,6 +63,10 @@ class EventScheduler:
             self.residency = self._oracle = BeladyResidency(
                 spec, policy.cache, start.capacity, future
             )
+        self._retains: RetainingResidency | None = None
+        if policy.cache.rule.retains:
+            self.residency = self._retains = RetainingResidency(spec, policy.cache, start)
+        self.evicted: Sequence[Eviction] = ()  # as the current event started
         self.ahead: PrefetchQueue | None = None
         if policy.prefetch.active:
             self.ahead = PrefetchQueue(
@@ -93,9 +98,21 @@ class EventScheduler:
         self.event = -1
         self.tasks = self.hits = self.partial_hits = self.blocks_loaded = self.bytes_loaded = 0
 
-    def start(self, layer: int, tasks: list[Task], guess: Sequence[int] = ()) -> None:
+    @property
+    def weighs(self) -> bool:
+        """Whether `start` has to be told the router's weights."""
+        return self._retains is not None
+
+    def start(
+        self,
+        layer: int,
+        tasks: list[Task],
+        guess: Sequence[int] = (),
+        routed: Routed | None = None,
+    ) -> None:
         """Begin an event: its tasks by first appearance, and the trace's guess for the next layer.
 
+        routed: the router's weights, of experts without a task too; for policies that weigh them.
         What is resident now decides hits; all tasks become equally recent and protected.
         """
         self.event += 1
@@ -106,6 +123,10 @@ class EventScheduler:
         if self._oracle is not None:
             widths = [task.width for task in tasks]
             self._oracle.plan(self.event, self._part, self._entries, widths)
+        if self.ahead is not None:
+            self.ahead.drop_rest()
+        if self._retains is not None:
+            self._retain(self._retains, tasks, routed)
         if self.ahead is not None:
             self._look_ahead(self.ahead, tasks, guess)
         self._queue(tasks if self._rule.key is None else self._ranked(tasks))
@@ -124,7 +145,7 @@ class EventScheduler:
         if self._sequential and task.rank != self._turn:
             return None
         evicted: Sequence[Eviction] = ()
-        if task.transient < 0:
+        if not task.placed:
             placed = self._place(task)
             if placed is None:
                 return None
@@ -228,14 +249,30 @@ class EventScheduler:
         A task with blocks in the prefetch staging keeps none of the rest: a prefix has no hole.
         """
         missing = wanted = task.width - task.issued
-        if self._oracle is not None:
+        if self._retains is not None:
+            wanted = max(0, self._retains.kept(task) - task.issued)
+        elif self._oracle is not None:
             wanted = self._oracle.wanted(task.entry, task.issued)
         kept = 0 if task.staged else self.residency.admissible(self._part, wanted)
         if missing - kept > self._staging:
             return None
         self._staging -= missing - kept
-        task.transient = task.issued + kept
+        task.placed = True
+        if task.transient < 0:
+            task.transient = task.issued + kept
         return self.residency.admit(task.entry, self._part, kept) if kept else ()
+
+    def _retain(
+        self, residency: RetainingResidency, tasks: list[Task], routed: Routed | None
+    ) -> None:
+        """Decide what stays after the event; what goes and is asked for moves to staging."""
+        residency.note(self._row, routed)
+        self.evicted = residency.plan(self._part, tasks)
+        for task in tasks:
+            stays, readable = residency.kept(task), min(task.issued, task.width)
+            if stays < readable:
+                self._staging -= readable - stays
+                task.transient = stays
 
     def _free_staging(self, task: Task, first: int, last: int) -> None:
         if 0 <= task.transient < last:
@@ -245,7 +282,6 @@ class EventScheduler:
             self.ahead.give_back(max(0, used))
 
     def _look_ahead(self, ahead: PrefetchQueue, tasks: list[Task], guess: Sequence[int]) -> None:
-        ahead.drop_rest()
         following = (self._row + 1) % len(self._rows)
         self._used[self._row] = [task.expert for task in tasks]
         if self._future is not None:

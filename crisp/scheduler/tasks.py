@@ -13,11 +13,11 @@ class Task:
     The scheduler keeps its progress here: blocks [0, have) are on the device, [0, issued) are there
     or on the way, [0, ended) are computed, and the piece [ended, started) is being computed. Of
     them, [0, low) were in the budget when the event began, [low, low + staged) wait in the prefetch
-    staging, and [transient, width) pass through the staging buffer (-1: not placed yet).
+    staging, and [transient, width) pass through the staging buffer (-1: not known yet).
     """
 
     __slots__ = (
-        "ended", "entry", "expert", "have", "issued", "low", "rank",
+        "ended", "entry", "expert", "have", "issued", "low", "placed", "rank",
         "staged", "started", "transient", "width", "widths",
     )  # fmt: skip
 
@@ -35,6 +35,7 @@ class Task:
         self.width = widths[0] if len(widths) == 1 else max(widths)
         self.started = self.ended = 0
         self.transient = -1
+        self.placed = False  # whether its missing blocks have a place to go to
 
     def neurons(self, first: int, last: int, upto: Sequence[int]) -> int:
         """Return neurons of blocks [first, last) over all rows; upto[b]: of b whole blocks."""

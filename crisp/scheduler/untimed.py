@@ -11,6 +11,7 @@ from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
 from crisp.profile import Profile
 from crisp.scheduler.assembly import new_scheduler
+from crisp.scheduler.retention import Routed
 from crisp.scheduler.tasks import Task
 
 
@@ -46,10 +47,10 @@ class Replay:
         start = self._rows[layer] * self._n
         return self.scheduler.residency.resident[start : start + self._n]
 
-    def run(self, layer: int, tasks: list[Task]) -> None:
-        """Run one event from beginning to end."""
+    def run(self, layer: int, tasks: list[Task], routed: Routed | None = None) -> None:
+        """Run one event from beginning to end; the arguments are those of `EventScheduler`."""
         scheduler = self.scheduler
-        scheduler.start(layer, tasks)
+        scheduler.start(layer, tasks, (), routed)
         while not scheduler.done:
             load = scheduler.next_load()
             if load is not None:

@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from crisp.errors import CrispError
 from crisp.policy import BoundWidths
+from crisp.policy.retention import routed_weights
 from crisp.profile import Transitions
+from crisp.scheduler.retention import Routed
 from crisp.scheduler.tasks import Task
 from crisp.trace import DECODE, PREFILL, RoutingTrace
 
@@ -165,6 +167,12 @@ class Workload:
         if event.widths is not None:
             return event.widths
         return self._widths(event.layer, event.place, resident(event.layer))
+
+    def routed(self, event: Event) -> Routed:
+        """Return (expert, mean weight) of all that an event is routed to."""
+        assert event.experts is not None
+        weights = None if self._weights is None else self._weights[event.place, event.layer]
+        return routed_weights(event.experts, weights)
 
     def weights(self, event: Event) -> npt.NDArray[np.float32]:
         """Return the router's weights [rows, k] of an event; equal ones if the trace has none."""

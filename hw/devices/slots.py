@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from crisp.errors import InvariantError
 from crisp.model.spec import ModelSpec
+from crisp.scheduler.residency import Eviction
 from crisp.scheduler.scheduler import STAGING_EXPERTS
 from crisp.scheduler.tasks import Fetch, Load, Task
 
@@ -44,11 +45,14 @@ class Slots:
         """Return how many blocks of every entry are in the budget."""
         return [len(table) for table in self._resident]
 
-    def begin(self, tasks: Iterable[Task], flight: Load | None) -> None:
+    def begin(
+        self, tasks: Iterable[Task], flight: Load | None, evicted: Iterable[Eviction] = ()
+    ) -> None:
         """Start an event: its tasks take over their resident and staged blocks.
 
-        Staged blocks that no task asked for become free, but for one in ``flight``, which becomes
-        free when it has arrived.
+        The slots of what is evicted become free, but for those that a task reads: they are staging
+        slots now. Staged blocks that no task asked for become free, but for one in ``flight``,
+        which becomes free when it has arrived.
         """
         self._event = {}
         for task in tasks:
@@ -58,6 +62,11 @@ class Slots:
                 slots += staged[: task.staged]
                 self._staged[task.entry] = staged[task.staged :]
             self._event[task.entry] = slots
+        for row, expert, first, last in evicted:
+            entry = row * self._experts + expert
+            table, read = self._resident[entry], len(self._event.get(entry, ()))
+            self._free += table[max(first, read) : last]
+            del table[first:last]
         for entry, staged in self._staged.items():
             if isinstance(flight, Fetch) and flight.unwanted and flight.entry == entry:
                 self._unwanted = staged.pop()

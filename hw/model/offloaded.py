@@ -24,6 +24,8 @@ from crisp.hw.model.resident import ResidentModel
 from crisp.hw.store.reader import TORCH_TYPES
 from crisp.model.quantization import BITS
 from crisp.policy.prefetch import ROUTER
+from crisp.policy.rescaling import factors, rescaling
+from crisp.policy.retention import routed_weights
 from crisp.run.case import Case
 from crisp.scheduler.workload import Step, union
 from crisp.trace import DECODE, PREFILL
@@ -45,6 +47,7 @@ class OffloadedExperts:
         self._lookup = WidthLookup(
             case.spec, self._widths, executor.device.upload, executor.device.fetch
         )
+        self._rescaling = rescaling(case.spec, case.profile) if case.policy.rescales else None
         self._guesses = case.policy.prefetch.source == ROUTER
         self._check_calls(case)
         self._passes: list[RecordedRouting] = []
@@ -145,17 +148,21 @@ class OffloadedExperts:
         if chosen.guess is not None:
             following = self._layers[which + 1].index
             routing.guess[:, following, : chosen.guess.shape[1]] = chosen.guess
+        half = w.astype(np.float16)  # as a trace has them, so that both decide alike
         if widths is None:
             resident = executor.residents(layer.index) if self._widths.residency else None
-            half = w.astype(np.float16)  # as a trace has them, so that both decide alike
             widths = self._widths.widths(layer.index, ids, half, resident)
         self.skipped += int(((widths == 0) & (ids >= 0)).sum())
         tasks = union(ids.tolist(), widths.tolist())
+        routed = routed_weights(ids.tolist(), half) if executor.scheduler.weighs else None
         if layer.scales_inputs:
             w = np.ones_like(w)
+        if self._rescaling is not None:
+            w = w * factors(self._rescaling[layer.index], ids, widths)
         guess = () if chosen.guess is None else chosen.guess.ravel().tolist()
         make_batches = partial(expert_batches, ids, widths, w, executor.device.place(inputs))
-        out = executor.event(layer.index, tasks, guess, make_batches, len(ids))()  # [n, d_model]
+        start = executor.event(layer.index, tasks, guess, routed, make_batches, len(ids))
+        out = start()  # [n, d_model]
         bias = self._model.biases[which]
         if bias is not None:  # of the down projection: part of every width
             out = out + executor.device.upload(self._shares(ids, widths, w)) @ bias

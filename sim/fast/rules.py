@@ -73,7 +73,7 @@ def machine_of(
         if part.seed >= 1 << 62:
             raise refused(f"{what} random with a seed as large as {part.seed}")
     cache = policy.cache.rule
-    if cache.oracle:
+    if cache.oracle or cache.retains:
         raise refused(f"cache {policy.cache.name}")
     rules = np.zeros(at.N_RULES, np.int64)
     for place, value in {

@@ -16,6 +16,7 @@ from crisp.policy import Budget, policy_name
 from crisp.policy.cache import SCOPES, UNITS
 from crisp.policy.policy import read_cache, read_order
 from crisp.policy.prefetch import PREFETCHERS
+from crisp.policy.rescaling import RESCALES
 from crisp.policy.spelling import build
 from crisp.policy.widths.names import WIDTHS
 from crisp.profile.metadata import Metadata
@@ -142,6 +143,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "scope": _one_of(SCOPES, "scope"),
     "unit": _one_of(UNITS, "unit"),
     "prefetch": lambda text: find_name(PREFETCHERS, text, "prefetch"),
+    "rescale": _one_of(RESCALES, "rescale"),
     "budget": Budget.parse,
     **{key: _whole(key) for key in NUMBERS},
 }

@@ -62,7 +62,9 @@ def case(seed: int, tokens: int = 12) -> Case:
     counted = trace(50, seed + 1000)
     name = draw.choice(["fo", "lru", "up", "crisp"])
     unit, scope = draw.choice(["expert", "block"]), draw.choice(["layer", "global"])
-    cache = draw.choice([None, "lfu", "static"])
+    cache = draw.choice([None, "lfu", "static", "saliency"])
+    if cache == "saliency":
+        unit = "block"
     policy = named(name, unit=unit, scope=scope, cache=cache)
     budget = Budget.parse(draw.choice(["1%", "5%", "10%", "20%", "35%", "50%", "100%"]))
     conditions = Conditions(granularity=draw.choice(["expert", "block"]), batch=draw.choice([1, 3]))
@@ -96,7 +98,8 @@ def execute(
             assert event.experts is not None
             tasks = union(event.experts, workload.widths(event, executor.residents))
             works = labelled(one, event, tasks)
-            output = executor.event(event.layer, tasks, event.guess, works, 1)
+            routed = workload.routed(event)
+            output = executor.event(event.layer, tasks, event.guess, routed, works, 1)
             if not asked(event):
                 continue
             outputs.append(output())
@@ -175,7 +178,8 @@ def test_a_prefetching_run_can_be_lived_through_again(seed: int) -> None:
 
     def events() -> Any:
         for event in workload.events(one.steps()):
-            yield event.layer, workload.tasks(event, residents), event.guess
+            tasks = workload.tasks(event, residents)
+            yield event.layer, tasks, event.guess, workload.routed(event)
 
     loads, again = [], []
     for load, _ in replay_timeline(
@@ -223,7 +227,14 @@ def test_a_prefetch_that_fails_between_two_events_is_told_by_the_next(fails: int
         try:
             for event in workload.events(one.steps()):
                 tasks = workload.tasks(event, executor.residents)
-                executor.event(event.layer, tasks, event.guess, labelled(one, event, tasks), 1)
+                executor.event(
+                    event.layer,
+                    tasks,
+                    event.guess,
+                    workload.routed(event),
+                    labelled(one, event, tasks),
+                    1,
+                )
                 time.sleep(0.005)  # the link prefetches meanwhile, and fails
         except OSError as error:
             told.append(error)
@@ -249,5 +260,12 @@ def test_a_failing_copy_ends_the_run_and_nothing_hangs() -> None:
         with pytest.raises(OSError, match="the disk is gone"):
             for event in workload.events(one.steps()):
                 tasks = workload.tasks(event, executor.residents)
-                executor.event(event.layer, tasks, event.guess, labelled(one, event, tasks), 1)
+                executor.event(
+                    event.layer,
+                    tasks,
+                    event.guess,
+                    workload.routed(event),
+                    labelled(one, event, tasks),
+                    1,
+                )
     assert not [t for t in threading.enumerate() if "_serve" in t.name]

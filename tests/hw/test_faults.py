@@ -148,7 +148,7 @@ def test_who_waits_for_an_event_hears_of_a_dead_thread(store: Store, which: int)
             0, row, row + 7, np.ones(1, np.float32), torch.zeros(1, store.spec.d_model)
         )
         with pytest.raises(DeviceError, match=r"thread has ended: ValueError"):
-            executor.event(0, [Task(0, [7])], (), lambda: {0: work}, 1)()
+            executor.event(0, [Task(0, [7])], (), None, lambda: {0: work}, 1)()
 
 
 def test_closing_in_the_middle_of_an_operation(store: Store) -> None:

@@ -12,10 +12,11 @@ import numpy as np
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Cache, Order, Policy, Prefetch
 from crisp.policy.order import hash_key
+from crisp.policy.retention import ONE
 from crisp.policy.widths.base import Full
 from crisp.run.timeline import COLUMNS, COMPUTE, LAYER, PREFETCH, Recorder, Rows, Sink, StepLog
 from crisp.scheduler.oracle import Future, look_ahead
-from crisp.scheduler.residency import StartingState
+from crisp.scheduler.residency import StartingState, Worth
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.tasks import Task
 from crisp.scheduler.workload import Workload, chosen_rows, plan
@@ -207,7 +208,8 @@ class Toy:
     def start(self) -> StartingState:
         """What is on the device before the first event."""
         tiers = self.expert_tiers() if self.cache == "tier-aware" else None
-        return StartingState(self.capacity(), self.initial(), tiers)
+        worth = self.worth() if self.cache == "saliency" else None
+        return StartingState(self.capacity(), self.initial(), tiers, worth)
 
     def scheduler(self) -> Watched:
         return Watched(
@@ -218,6 +220,13 @@ class Toy:
     def expert_tiers(self) -> list[int]:
         """Whatever: here by the experts' ids."""
         return [expert % 3 for _ in self.spec().moe_layers for expert in range(self.n_experts)]
+
+    def worth(self) -> Worth:
+        """Whatever: weights by the experts' ids, and blocks that are not in falling order."""
+        entries = len(self.spec().moe_layers) * self.n_experts
+        expected = [(1 + entry % 3) * ONE // 8 for entry in range(entries)]
+        blocks = range(entries * self.n_blocks)
+        return Worth(expected, [1 + hash_key(5, 0, block) % 1000 for block in blocks])
 
     def future(self) -> Future | None:
         if not self.policy().oracle:

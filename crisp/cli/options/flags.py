@@ -56,11 +56,12 @@ MetadataFile = Annotated[
 ]
 WIDTHS = (
     "full, uniform(.5), single, tiered(alpha=.6,beta=.9), skip(.5), skip-contribution(.5), "
-    "drop(.25), contribution(.75), contribution-resident(.75), resident(.5) or solver(.02)."
+    "drop(.25), contribution(.75), contribution-resident(.75), saliency(.5), resident(.5) or "
+    "solver(.02)."
 )
 POLICIES = (
-    "fo, lru, mo, up, crisp, em (EdgeMoE), drop (rare experts), contribution or "
-    "contribution-resident (blocks that are worth it)."
+    "fo, lru, mo, up, crisp, em (EdgeMoE), drop (rare experts), contribution, "
+    "contribution-resident or saliency (blocks that are worth it)."
 )
 Width = Annotated[str | None, _choice(WIDTHS)]
 Order = Annotated[
@@ -71,7 +72,7 @@ Cache = Annotated[
     str | None,
     _choice(
         "none, static, lru, lfu, lfu-in-cache, fifo, slru, lfru, least-stale, random(SEED), "
-        "tier-aware; by block suffix-lru, suffix-lfu; oracles: belady, belady-blocks, "
+        "tier-aware; by block saliency, suffix-lru, suffix-lfu; oracles: belady, belady-blocks, "
         "belady-forced."
     ),
 ]
@@ -82,6 +83,13 @@ Unit = Annotated[
 ]
 Granularity = Annotated[str, _choice("What must have arrived to compute: expert or block.")]
 Prefetch = Annotated[str | None, _choice("none, previous, guess, frequent or, an oracle, perfect.")]
+Rescale = Annotated[
+    str | None,
+    _choice(
+        "What is executed of an expert stands for all of it: none, or measured by prepare.  "
+        "[default: the policy's]"
+    ),
+]
 Phase = Annotated[str, _choice("decode, prefill or all.")]
 Batch = Annotated[int, _choice("Sequences that decode side by side.")]
 Chunk = Annotated[int, _choice("Prompt tokens of one prefill step.")]

@@ -24,6 +24,7 @@ from crisp.profile import Profile
 
 Floats = npt.NDArray[np.float64]
 Bits = npt.NDArray[np.uint64]
+Ints = npt.NDArray[np.int64]
 
 MOST_BLOCKS = 64  # of an expert, where blocks are bits of a word
 
@@ -158,41 +159,49 @@ def contributions(spec: ModelSpec, profile: Profile, name: str) -> Floats:
             f"width {name}: asks what each block contributes, which only preparation measures; "
             "give the prepared model's --metadata"
         )
-    measured = profile.contributions.astype(np.float64)
-    have, want = measured.shape[2], spec.n_blocks
-    if have == want:
+    return spread_blocks(profile.contributions.astype(np.float64), spec.n_blocks)
+
+
+def spread_blocks(measured: Floats, blocks: int) -> Floats:
+    """Return contributions [layers, experts, any number] in so many ``blocks`` of one size each."""
+    have = measured.shape[2]
+    if have == blocks:
         return measured
     upto = np.concatenate([np.zeros((*measured.shape[:2], 1)), np.cumsum(measured, axis=2)], axis=2)
-    places = np.linspace(0, have, want + 1)
+    places = np.linspace(0, have, blocks + 1)
     low = np.minimum(places.astype(np.int64), have - 1)
     ends = upto[:, :, low] + (upto[:, :, low + 1] - upto[:, :, low]) * (places - low)
     return np.diff(ends, axis=2)
 
 
 def thresholds(profile: Profile, sizes: Floats, share: Fraction) -> Floats:
-    """Return the weight x contribution that ``share`` of a layer's blocks reach: [layers].
+    """Return the weight x contribution that ``share`` of each layer's blocks reach: [layers]."""
+    layers = np.arange(len(sizes))[:, None]
+    return np.array([least_worth(profile, sizes, share, layer) for layer in layers])
+
+
+def least_worth(profile: Profile, sizes: Floats, share: Fraction, layers: Ints) -> float:
+    """Return the weight x size that ``share`` of the blocks of some ``layers`` reach.
 
     Counted over the profile's tokens: each expert as often as it was routed to, at the quantiles of
-    its router weights.
+    its router weights. sizes [layers, experts, blocks]; a block counts as the least of its own and
+    those before it. Infinite for a share of 0.
     """
     assert profile.router_weights is not None
-    leading = np.minimum.accumulate(sizes, axis=2)
-    least_worth = np.zeros(len(sizes))  # [layers]
-    for layer, counts in enumerate(profile.expert_counts):
-        worth = (
-            profile.router_weights[layer].astype(np.float64)[:, :, None]
-            * leading[layer][:, None, :]
-        )
-        often = np.broadcast_to(counts[:, None, None], worth.shape).ravel()
-        falling = np.argsort(-worth.ravel(), kind="stable")
-        upto = np.cumsum(often[falling])
-        least = share * int(upto[-1])
-        if not share:
-            least_worth[layer] = np.inf
-        elif upto[-1]:
-            place = int(np.searchsorted(upto, -(-least.numerator // least.denominator)))
-            least_worth[layer] = worth.ravel()[falling[place]]
-    return least_worth
+    if not share:
+        return np.inf
+    leading = np.minimum.accumulate(sizes[layers], axis=2)
+    weights = profile.router_weights[layers].astype(np.float64)
+    worth = weights[..., None] * leading[:, :, None, :]  # [layers, experts, quantiles, blocks]
+    counts = profile.expert_counts[layers]
+    often = np.broadcast_to(counts[..., None, None], worth.shape).ravel()
+    falling = np.argsort(-worth.ravel(), kind="stable")
+    upto = np.cumsum(often[falling])
+    if not upto[-1]:
+        return 0.0
+    least = share * int(upto[-1])
+    place = int(np.searchsorted(upto, -(-least.numerator // least.denominator)))
+    return float(worth.ravel()[falling[place]])
 
 
 def row_on(experts: Sequence[int], resident: Sequence[int], wanted: Sequence[int]) -> list[int]:

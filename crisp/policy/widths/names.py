@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from crisp.policy.widths.base import Full, Single, Tiered, Uniform, WidthPolicy
 from crisp.policy.widths.contribution import Contribution, ContributionResident
+from crisp.policy.widths.saliency import Saliency
 from crisp.policy.widths.skipping import Drop, ResidentFloor, Skip, SkipContribution
 from crisp.policy.widths.solver import Solver
 
@@ -19,6 +20,7 @@ WIDTHS: dict[str, Callable[..., WidthPolicy]] = {
     "drop": Drop,
     "contribution": Contribution,
     "contribution-resident": ContributionResident,
+    "saliency": Saliency,
     "resident": ResidentFloor,
     "solver": Solver,
 }

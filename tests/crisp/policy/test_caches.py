@@ -18,6 +18,7 @@ from crisp.model.spec import ModelSpec
 from crisp.policy import eviction as rules
 from crisp.policy import expert_tiers, named
 from crisp.policy.cache import CACHES
+from crisp.policy.retention import routed_weights
 from crisp.profile import Profile
 from crisp.scheduler.oracle import NEVER, soonest
 from crisp.scheduler.residency import StartingState
@@ -36,7 +37,9 @@ def replay(toy: Toy, rows: int | None = None) -> EventScheduler:
     for experts, widths in zip(trace.experts[:rows], trace.weights[:rows], strict=True):
         for layer in trace.moe_layers:
             asked = zip(experts[layer].tolist(), widths[layer].tolist(), strict=True)
-            scheduler.start(layer, [Task(e, (int(w),)) for e, w in asked if e >= 0 and w > 0])
+            tasks = [Task(e, (int(w),)) for e, w in asked if e >= 0 and w > 0]
+            routed = routed_weights(experts[layer][None].tolist(), widths[layer][None])
+            scheduler.start(layer, tasks, (), routed)
             while not scheduler.done:
                 load = scheduler.next_load()
                 if load is not None:
@@ -179,7 +182,7 @@ def test_belady_is_what_trying_everything_finds_and_nothing_beats_it(case: dict[
     elif (case["widths"] == case["n_blocks"]).all():
         assert loads("belady") == fewest_loads(events, case["n_experts"], room, whole=True)
     for cache in [*ONLINE, "belady-forced"]:
-        if case["unit"] == "block" or not CACHES[cache].suffixes:
+        if case["unit"] == "block" or not CACHES[cache].needs_blocks:
             assert loads(cache) >= best, cache
 
 
@@ -210,7 +213,7 @@ def test_nothing_beats_belady_on_real_routing(share: Fraction, routed: np.ndarra
     experts = routed[:150, 1:2]
 
     def loads(cache: str) -> int:
-        unit = "block" if CACHES[cache].suffixes else "expert"  # of one block: the same
+        unit = "block" if CACHES[cache].needs_blocks else "expert"  # of one block: the same
         toy = Toy(experts, np.ones_like(experts), 32, 1, cache=cache, share=share, unit=unit)
         return replay(toy).blocks_loaded
 
@@ -219,7 +222,7 @@ def test_nothing_beats_belady_on_real_routing(share: Fraction, routed: np.ndarra
     assert found["belady"] < found["lru"] < found["none"]
 
 
-STRAIGHT = [cache for cache in ONLINE if cache != "none" and not CACHES[cache].suffixes]
+STRAIGHT = [cache for cache in ONLINE if cache != "none" and not CACHES[cache].needs_blocks]
 
 
 @pytest.mark.parametrize("cache", STRAIGHT)

@@ -35,6 +35,7 @@ def simulate(
     unit: flags.Unit = None,
     granularity: flags.Granularity = "expert",
     prefetch: flags.Prefetch = None,
+    rescale: flags.Rescale = None,
     phase: flags.Phase = "decode",
     batch: flags.Batch = 1,
     chunk: flags.Chunk = 512,
@@ -103,7 +104,14 @@ def simulate(
         read=read_model,
     )
     chosen = setup.policies(
-        policies, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch
+        policies,
+        width=width,
+        order=order,
+        cache=cache,
+        scope=scope,
+        unit=unit,
+        prefetch=prefetch,
+        rescale=rescale,
     )
     planned = [plan_run(setup, one, share, engine) for one in chosen for share in shares]
     if len(planned) == 1:

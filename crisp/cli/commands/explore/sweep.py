@@ -59,6 +59,7 @@ def sweep(
     scope: Annotated[Values, _values("Of the cache: layer, global.")] = None,
     unit: Annotated[Values, _values("What is admitted, evicted: expert, block.")] = None,
     prefetch: Annotated[Values, _values("Prefetchers.")] = None,
+    rescale: Annotated[Values, _values("none, measured.")] = None,
     budget: Annotated[Values, _values("Memory for routed experts: 10%, .1 or 4GB.")] = None,
     engine: Annotated[
         str,

@@ -48,6 +48,7 @@ def evaluate(
     cache: flags.Cache = None,
     scope: Annotated[str, typer.Option(help="Of the cache: layer or global.")] = "layer",
     unit: flags.Unit = None,
+    rescale: flags.Rescale = None,
     plugin: flags.Plugin = None,
     block: Annotated[
         int | None,
@@ -125,7 +126,7 @@ def evaluate(
     cache_budget = None if budget is None else Budget.parse(budget)
     widths = [None] if width is None else split_list(width, "--width")
     chosen = [
-        _policy(name, spelled, cache, scope, unit, cache_budget)
+        _policy(name, spelled, cache, scope, unit, rescale, cache_budget)
         for name in split_list(policy, "--policy")
         for spelled in widths
     ]
@@ -189,12 +190,13 @@ def _policy(
     cache: str | None,
     scope: str,
     unit: str | None,
+    rescale: str | None,
     budget: Budget | None,
 ) -> tuple[str, Policy]:
     """Return (its width as it was spelled, the policy)."""
     from crisp.policy import NAMED, named, policy_name
 
-    policy = named(name, width=width, cache=cache, scope=scope, unit=unit)
+    policy = named(name, width=width, cache=cache, scope=scope, unit=unit, rescale=rescale)
     if budget is not None and policy.prefetch.active:
         raise CrispError(
             f"--policy {name}: what its prefetch has brought depends on time, which is not "

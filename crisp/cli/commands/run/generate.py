@@ -56,6 +56,7 @@ def generate(
     unit: flags.Unit = None,
     granularity: flags.Granularity = "expert",
     prefetch: flags.Prefetch = None,
+    rescale: flags.Rescale = None,
     chunk: flags.Chunk = 512,
     seed: flags.Seed = 0,
     json: Annotated[str | None, flags.file("The run")] = None,
@@ -110,6 +111,7 @@ def generate(
     conditions = Conditions(granularity, "all", 1, chunk, seed)
     chosen = named(
         policy, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch,
+        rescale=rescale,
         seed=seed,
     )  # fmt: skip
     machine = None if hardware is None else hardware_profile(hardware)

@@ -39,6 +39,7 @@ def replay(
     unit: flags.Unit = None,
     granularity: flags.Granularity = "expert",
     prefetch: flags.Prefetch = None,
+    rescale: flags.Rescale = None,
     phase: flags.Phase = "decode",
     batch: flags.Batch = 1,
     chunk: flags.Chunk = 512,
@@ -105,7 +106,14 @@ def replay(
         layers=layers,
     )
     chosen = setup.policies(
-        policies, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch
+        policies,
+        width=width,
+        order=order,
+        cache=cache,
+        scope=scope,
+        unit=unit,
+        prefetch=prefetch,
+        rescale=rescale,
     )
     power_model(setup.hardware, modelled_energy)  # else it would be missed after the first run
     cases = [setup.case(one, share) for one in chosen for share in shares]

@@ -97,7 +97,7 @@ def test_budgets_are_said_in_whole_units(
 
 @pytest.mark.parametrize("cache", [*CACHES, "random(5)"])
 def test_every_cache_can_be_asked_for(crisp: Callable, trace: Path, cache: str) -> None:
-    unit = "block" if cache.startswith("suffix") else "expert"
+    unit = "block" if cache.startswith(("suffix", "saliency")) else "expert"
     done = crisp(
         "simulate", trace, "--limit", 3, "--policy", "lru", "--cache", cache, "--unit", unit,
         "--budget", "50%",

@@ -148,7 +148,7 @@ def test_a_prefetching_run_can_be_lived_through_again(
 
     def events() -> Any:
         for event in workload.events(one.steps()):
-            yield event.layer, workload.tasks(event, residents), event.guess
+            yield event.layer, workload.tasks(event, residents), event.guess, None
 
     loads, again = [], list[list[int]]()
     for load, _ in replay_timeline(

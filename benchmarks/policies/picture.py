@@ -9,8 +9,8 @@ from crisp.files import atomic
 
 _SHOWN = ("10%", "30%", "50%")
 _FAMILIES = {  # label, colour (Okabe and Ito's, told apart by all), marker
-    "worth": ("worth", "#0072B2", "o"),
-    "contribution": ("contribution", "#56B4E9", "s"),
+    "saliency": ("saliency", "#0072B2", "o"),
+    "contribution-resident": ("contribution-resident", "#56B4E9", "s"),
     "resident": ("resident", "#009E73", "^"),
     "skipped by weight": ("skipped by weight", "#E69F00", "v"),
     "uniform pruning": ("uniform pruning", "#999999", "x"),

@@ -22,7 +22,7 @@ from crisp.quality import Scores, score_windows
 from crisp.quality.statistics import by_window, nll_increase
 from crisp.text_windows import TokenWindows
 
-TUNING, HELDOUT = 1024, 2048  # tokens of each kind of text
+TUNING, HELDOUT = 1536, 4096  # tokens of each kind of text
 Floats = npt.NDArray[np.float64]
 
 
@@ -78,7 +78,7 @@ class Bench:
         self.tell, self.spec = tell, self.study.spec
         self.tuning = self.study.windows("calibration", KINDS.values(), TUNING)
         self.heldout = self.study.windows("heldout", KINDS.values(), HELDOUT)
-        self.profile = self.study.weighed
+        self.profile = self.study.salient
         self.study.arrange(self.study.orders)
 
     def read(self, policy: Policy, budget: str, windows: TokenWindows) -> Reading:

@@ -16,6 +16,7 @@ from benchmarks.quality.setting import BLOCK, KINDS, WINDOW, Orders, Routes, Set
 from crisp.files import atomic
 from crisp.prepare.calibration import CalibrationSums, LayerSums, calibrate
 from crisp.prepare.importance import NeuronOrder, block_contributions, neuron_scores, permutations
+from crisp.prepare.rescaling import measure_rescaling
 from crisp.prepare.roles import (
     Exact,
     Grouped,
@@ -25,6 +26,9 @@ from crisp.prepare.roles import (
     measure_increases,
     spell_method,
 )
+from crisp.prepare.sensitivities import TOKENS as SAMPLE
+from crisp.prepare.sensitivities import measure_sensitivities
+from crisp.prepare.width_losses import sample_windows
 from crisp.profile import Profile, dominant
 from crisp.profile.router_weights import QUANTILES, quantiles
 from crisp.text_windows import TokenWindows
@@ -72,6 +76,29 @@ class Study(Setting):
         for layer, layer_sums in self.sums.layers.items():
             blocks[layer], weights[layer] = sizes[layer], quantiles(layer_sums.weighted)
         return replace(self.by_weight, contributions=blocks, router_weights=weights)
+
+    @cached_property
+    def salient(self) -> Profile:
+        """The same with rescaling and sensitivities, as `crisp prepare` measures them."""
+        file, profile = self.work / "saliency.npz", self.weighed
+        if not file.exists():
+            self.tell("rescaling and sensitivities")
+            self.arrange(self.orders)
+            model, contributions = self.loaded.model, profile.contributions
+            assert contributions is not None
+            text = self.windows("calibration", KINDS.values(), self.amounts.calibration)
+            factors = measure_rescaling(model, text, BLOCK)
+            sizes = dict(enumerate(contributions))
+            sample = sample_windows(text, SAMPLE)
+            sensitive = measure_sensitivities(model, sample, BLOCK, sizes, factors)
+            rescaling = np.ones((*contributions.shape[:2], self.spec.n_blocks + 1), np.float32)
+            sensitivities = np.zeros(self.spec.n_layers, np.float32)
+            for layer, of_layer in factors.items():
+                rescaling[layer], sensitivities[layer] = of_layer, sensitive[layer]
+            with atomic(file) as temporary, temporary.open("wb") as stream:
+                np.savez(stream, rescaling=rescaling, sensitivities=sensitivities)
+        with np.load(file) as kept:
+            return replace(profile, **{name: kept[name] for name in kept.files})
 
     @cached_property
     def full(self) -> Reading:

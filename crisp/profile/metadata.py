@@ -22,6 +22,7 @@ from crisp.errors import CrispError
 from crisp.files import atomic, check_readable
 from crisp.model.spec import ModelSpec
 from crisp.profile import Profile, dominant, tiers
+from crisp.profile.loss_curve import LossCurve
 from crisp.profile.router_weights import QUANTILES
 from crisp.units import parse_fraction
 
@@ -83,6 +84,7 @@ class Metadata:
     # [layers] and [layers, experts, blocks + 1]: see `crisp.profile.Profile`
     sensitivities: npt.NDArray[np.float32] | None = None
     rescaling: npt.NDArray[np.float16] | None = None
+    loss_curve: LossCurve | None = None  # what thresholds of policy saliency lose
     # [layers, d_model] mean square of each number of the experts' input, relative to their mean
     input_moments: npt.NDArray[np.float16] | None = None
 
@@ -150,6 +152,8 @@ class Metadata:
             "order": self.order,
             "provenance": dict(self.provenance),
         }
+        if self.loss_curve is not None:
+            header["loss_curve"] = self.loss_curve.to_dict()
         typed: dict[str, npt.NDArray[Any]] = {
             name: np.ascontiguousarray(tensors[name], dtype)
             for name, (dtype, _) in _KNOWN.items()
@@ -183,11 +187,13 @@ class Metadata:
         _check_tensors(path, spec, tensors)
         fields = {name: tensor for name, tensor in tensors.items() if name != "tiers"}
         fields["pair_counts"] = fields["pair_counts"].astype(np.int64)
+        curve = header.get("loss_curve")
         metadata = cls(
             spec=spec,
             weights=header["weights"],
             order=header["order"],
             provenance=header["provenance"],
+            loss_curve=None if curve is None else LossCurve.from_dict(curve, str(path)),
             **fields,
         )
         if not np.array_equal(tensors["tiers"], tiers(metadata.profile(), ALPHA, BETA)):

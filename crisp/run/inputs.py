@@ -12,6 +12,7 @@ from crisp.files import check_path
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
 from crisp.profile import Profile
+from crisp.profile.loss_curve import LossCurve
 from crisp.profile.metadata import Metadata
 from crisp.run.case import Case, Conditions
 from crisp.scheduler.workload import split
@@ -68,6 +69,7 @@ class LoadedInputs:
     counted: RoutingTrace | None = None  # what was counted; None: metadata holds the counts alone
     file: Mapping[str, str] | None = None  # name and sha256 of the whole trace, if it is a file
     prepared: ModelSpec | None = None  # the geometry in the metadata
+    loss_curve: LossCurve | None = None  # of the metadata
 
     @classmethod
     def from_trace(
@@ -120,6 +122,7 @@ def load_inputs(source: TraceSource) -> LoadedInputs:
             "rows",
             file=file,
             prepared=metadata.spec,
+            loss_curve=metadata.loss_curve,
         )
     if source.profile is None:
         return LoadedInputs.from_trace(trace, file=file)

@@ -17,6 +17,8 @@ from crisp.hardware.profile import HardwareProfile
 from crisp.model.geometry import ReadModel, read_named
 from crisp.model.spec import STORE_INDEX, ModelSpec
 from crisp.policy import Budget, Policy, named
+from crisp.policy.promise import within_loss
+from crisp.profile.loss_curve import POLICY
 from crisp.run.case import Case, Conditions
 from crisp.run.inputs import LoadedInputs, TraceSource, load_inputs
 from crisp.scheduler.workload import chosen_rows
@@ -44,6 +46,7 @@ class Setup:
     hardware: HardwareProfile | None  # None: no simulated one, and none was asked for
     conditions: Conditions
     notes: tuple[str, ...] = ()  # where numbers of the model are from that one would not expect
+    loss: Fraction | None = None  # that policy saliency may cost, in the place of its threshold
 
     def policy(self, name: str, **parts: Any) -> Policy:
         """Return a named policy, with parts replaced as `crisp.policy.policy` takes them."""
@@ -74,6 +77,9 @@ class Setup:
         if not isinstance(budget, Budget):
             raise wrong_type(budget, "budget", "a text such as '10%', '0.1' or '4GB', or a Budget")
         budget.capacity(self.spec, policy.cache)  # raises CrispError
+        if self.loss is not None and policy.name == POLICY:
+            curve = self.inputs.loss_curve
+            policy, _ = within_loss(policy, self.loss, self.spec, budget, curve)
         return self.inputs.case(self.spec, policy, budget, setup.conditions)
 
     def rows(self) -> int:
@@ -95,6 +101,7 @@ def load_setup(
     block: int | None = None,
     top_k: int | None = None,
     layers: int | None = None,
+    loss: Fraction | None = None,
     load: Callable[[TraceSource], LoadedInputs] = load_inputs,
     read: ReadModel = read_named,
 ) -> Setup:
@@ -105,7 +112,8 @@ def load_setup(
     hardware: what is simulated, if anything is, and machine: what runs instead, in a few words.
     profile, metadata: where counts of combinations come from instead of the trace's first half.
     bits: stored bits of a routed weight. block: neurons of a block. top_k: the trace's k, where it
-    is not the model's. layers: leading layers that are run. load: how a source is loaded. read: how
+    is not the model's. layers: leading layers that are run. loss: what policy saliency may cost, in
+    the place of its threshold: 0.02 is 2 % of perplexity. load: how a source is loaded. read: how
     a model is read by its name or path.
 
     Raises CrispError for anything that does not fit together, and for values of other types.
@@ -149,6 +157,7 @@ def load_setup(
         hardware=hardware,
         conditions=conditions or Conditions(),
         notes=notes,
+        loss=loss,
     )
     setup.rows()  # raises CrispError
     return setup

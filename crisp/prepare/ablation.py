@@ -76,7 +76,7 @@ class Ablation:
             with _collected_output(self._decoders[:layer], below):
                 loss = self._loss(ids, which, routed=routed)
             counts = [self._windows.scored[number] for number in numbers]
-            scored = _scored_tokens(ids.shape[1], counts)
+            scored = scored_tokens(ids.shape[1], counts)
             if not np.isfinite(loss[scored]).all():
                 raise CrispError(f"{type(self._model).__name__}: its loss is not finite")
             layer_experts = self._experts[which]
@@ -104,7 +104,7 @@ class Ablation:
         scored.
         """
         neurons = self._neurons(layer, batch, mask, 0)
-        with _fixed_output(self._decoders[:layer], batch.below):
+        with fixed_output(self._decoders[:layer], batch.below):
             loss = self._loss(batch.ids, self.layers.index(layer), neurons)
         return np.where(batch.scored, loss - batch.loss, 0)
 
@@ -120,13 +120,13 @@ class Ablation:
         """
         torch, result = import_extra("torch"), []
         which = self.layers.index(layer)
-        with torch.inference_mode(), _fixed_output(self._decoders[:layer], batch.below):
-            plain = _log_probabilities(self._logits(batch.ids, which))
+        with torch.inference_mode(), fixed_output(self._decoders[:layer], batch.below):
+            plain = log_probabilities(self._logits(batch.ids, which))
             for width in widths:
                 neurons = self._neurons(layer, batch, mask, width)
                 logits = self._logits(batch.ids, which, neurons)
                 by_window = [  # [length] each
-                    (before.exp() * (before - _log_probabilities(after))).sum(-1)
+                    (before.exp() * (before - log_probabilities(after))).sum(-1)
                     for before, after in zip(plain, logits, strict=True)
                 ]
                 moved = torch.cat(by_window).double().cpu().numpy()  # [n]
@@ -187,13 +187,13 @@ class Ablation:
             return self._model(input_ids=ids, use_cache=False).logits
 
 
-def _log_probabilities(logits: Any) -> Any:
+def log_probabilities(logits: Any) -> Any:
     """Return the log-softmax [..., vocabulary], in float32 at least."""
     wide = import_extra("torch").promote_types(logits.dtype, import_extra("torch").float32)
     return logits.to(wide).log_softmax(-1)
 
 
-def _scored_tokens(length: int, scored: Sequence[int]) -> Flags:
+def scored_tokens(length: int, scored: Sequence[int]) -> Flags:
     """Return which tokens predict one of their window's last ``scored``: [windows * length]."""
     place = np.arange(length)
     rows = [(place + 1 >= length - count) & (place + 1 < length) for count in scored]
@@ -211,7 +211,7 @@ def _collected_output(decoders: Sequence[Any], outputs: list[Any]) -> Iterator[N
 
 
 @contextmanager
-def _fixed_output(decoders: Sequence[Any], output: Any) -> Iterator[None]:
+def fixed_output(decoders: Sequence[Any], output: Any) -> Iterator[None]:
     """Make every one of ``decoders`` return ``output`` instead of computing anything."""
     with ExitStack() as stack:
         for decoder in decoders:

@@ -1,13 +1,14 @@
-"""What the calibration text tells about a model: sums, roles and width losses, stage by stage."""
+"""What the calibration text tells about a model: sums, roles, losses, factors, stage by stage."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crisp.adapter import Experts
 from crisp.files import atomic
@@ -16,6 +17,8 @@ from crisp.prepare.calibration import CalibrationSums, Floats, calibrate
 from crisp.prepare.folder import PreparationFolder
 from crisp.prepare.layerwise import calibrate_layerwise
 from crisp.prepare.request import PreparationInputs, PreparationRequest
+from crisp.prepare.rescaling import TOKENS as RESCALING_TOKENS
+from crisp.prepare.rescaling import Factors, measure_rescaling
 from crisp.prepare.roles import (
     Exact,
     Grouped,
@@ -24,14 +27,25 @@ from crisp.prepare.roles import (
     local_increases,
     measure_increases,
 )
-from crisp.prepare.width_losses import WidthLosses, measure_width_losses
+from crisp.prepare.sensitivities import TOKENS as SENSITIVITIES_TOKENS
+from crisp.prepare.sensitivities import measure_sensitivities
+from crisp.prepare.width_losses import WidthLosses, measure_width_losses, sample_windows
 from crisp.progress import Progress
 
 Report = Callable[[str, int, int], None]
 """Called with ``(stage, done, total)``."""
 
 CALIBRATION, ROLES, WIDTHS, REORDERING = "calibration", "roles", "widths", "reordering"
-DEQUANTISING = "dequantising"
+RESCALING, SENSITIVITIES, DEQUANTISING = "rescaling", "sensitivities", "dequantising"
+
+
+@dataclass(frozen=True, eq=False)
+class Saliency:
+    """What the policy `saliency` needs of each MoE layer besides contributions, all by layer."""
+
+    rescaling: Mapping[int, Factors]  # [E, blocks + 1]
+    sensitivities: Mapping[int, float]
+    tokens: int  # that sensitivities were measured on
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +56,12 @@ class PreparationMeasurements:
     experts: Mapping[int, Any]  # Experts or NeuronNorms: their norms are needed later
     increase: Mapping[int, Floats]  # [E, E]: perplexity by masking, see `crisp.prepare.roles`
     widths: Mapping[int, WidthLosses] | None = None  # None: not requested
+    saliency: Saliency | None = None  # None: not measured
+
+
+def timed(work: PreparationFolder | None, stage: str) -> AbstractContextManager[None]:
+    """Add the duration of the block to the stage's time in the folder, if there is one."""
+    return nullcontext() if work is None else work.timed(stage)
 
 
 def measure(
@@ -55,27 +75,24 @@ def measure(
     work: where each stage is saved, to resume from; None: nothing is saved.
     """
 
-    def timed(stage: str) -> Any:
-        return nullcontext() if work is None else work.timed(stage)
-
     def progress_of(stage: str) -> Progress:
         return lambda done, total: report(stage, done, total)
 
     if inputs.model is None:
         assert work is not None
         spill, progress = work.folder / "spill", progress_of(CALIBRATION)
-        with timed(CALIBRATION):
+        with timed(work, CALIBRATION):
             result = calibrate_layerwise(inputs.folder, inputs.windows, spill, progress)
         increase = _calibrated_increases(request.method, result.calibration)
         assert increase is not None
         return PreparationMeasurements(result.calibration, result.norms, increase)
 
     experts = {layer.index: Experts.of(layer) for layer in inputs.layout.layers}
-    with timed(CALIBRATION):
+    with timed(work, CALIBRATION):
         calibration = _calibrate(inputs, progress_of(CALIBRATION), work)
     increase = _calibrated_increases(request.method, calibration)
     if increase is None:
-        with timed(ROLES):
+        with timed(work, ROLES):
             increase = _masked_increases(request.method, inputs, progress_of(ROLES), work)
     return PreparationMeasurements(calibration, experts, increase)
 
@@ -89,14 +106,51 @@ def add_width_losses(
 ) -> PreparationMeasurements:
     """Add width losses, measured with the neurons in their present order in the model."""
     assert inputs.sample is not None
-    losses = measure_width_losses(
-        inputs.model,
-        inputs.sample,
-        spec,
-        None if work is None else work.folder,
-        lambda done, total: report(WIDTHS, done, total),
-    )
+    with timed(work, WIDTHS):
+        losses = measure_width_losses(
+            inputs.model,
+            inputs.sample,
+            spec,
+            None if work is None else work.folder,
+            lambda done, total: report(WIDTHS, done, total),
+        )
     return replace(measurements, widths=losses)
+
+
+def add_saliency(
+    measurements: PreparationMeasurements,
+    contributions: Mapping[int, NDArray[np.float32]],
+    inputs: PreparationInputs,
+    spec: ModelSpec,
+    report: Report,
+    work: PreparationFolder | None = None,
+) -> PreparationMeasurements:
+    """Add rescaling and sensitivities, measured with neurons in their present order in the model.
+
+    contributions: of blocks in this order, by layer [E, blocks].
+    """
+    folder = None if work is None else work.folder
+    windows, least = inputs.windows, inputs.windows.window
+    with timed(work, RESCALING):
+        rescaling = measure_rescaling(
+            inputs.model,
+            sample_windows(windows, max(RESCALING_TOKENS, least)),
+            spec.block,
+            folder,
+            lambda done, total: report(RESCALING, done, total),
+        )
+    sample = sample_windows(windows, max(SENSITIVITIES_TOKENS, least))
+    with timed(work, SENSITIVITIES):
+        sensitivities = measure_sensitivities(
+            inputs.model,
+            sample,
+            spec.block,
+            contributions,
+            rescaling,
+            folder,
+            lambda done, total: report(SENSITIVITIES, done, total),
+        )
+    return replace(measurements, saliency=Saliency(rescaling, sensitivities, sample.n_fed))
 
 
 def _calibrated_increases(

@@ -34,9 +34,9 @@ from crisp.prepare.importance import (
 from crisp.prepare.measurements import (
     DEQUANTISING,
     REORDERING,
-    WIDTHS,
     PreparationMeasurements,
     Report,
+    add_saliency,
     add_width_losses,
     measure,
 )
@@ -76,9 +76,14 @@ def prepare(source: Path, out: Path, request: PreparationRequest, report: Report
         measurements = measure(inputs, request, report, work)
         scores = neuron_scores(request.order, measurements.calibration, measurements.experts)
         orders = permutations(scores, runs)
-        if inputs.sample is not None:
-            with work.timed(WIDTHS), temporarily_reordered(measurements.experts, orders):
-                measurements = add_width_losses(measurements, inputs, spec, report, work)
+        if inputs.model is not None:
+            contributions = block_contributions(
+                measurements.calibration, orders, measurements.experts, spec.block
+            )
+            with temporarily_reordered(measurements.experts, orders):
+                if inputs.sample is not None:
+                    measurements = add_width_losses(measurements, inputs, spec, report, work)
+                measurements = add_saliency(measurements, contributions, inputs, spec, report, work)
         model = work.folder / "model"
         model.mkdir(exist_ok=True)
         with work.timed(REORDERING):
@@ -112,12 +117,16 @@ def refresh(folder: Path, request: PreparationRequest, report: Report) -> Metada
     before.check_weights(weights_digest(folder), str(folder))
     inputs = read_inputs(folder, request)
     measurements = measure(inputs, request, report)
-    if inputs.sample is not None:
-        measurements = add_width_losses(measurements, inputs, before.spec, report)
     unchanged = {  # by layer [E, d_ff]
         layer: np.broadcast_to(np.arange(sums.activation.shape[1]), sums.activation.shape)
         for layer, sums in measurements.calibration.layers.items()
     }
+    if inputs.sample is not None:
+        measurements = add_width_losses(measurements, inputs, before.spec, report)
+    contributions = block_contributions(
+        measurements.calibration, unchanged, measurements.experts, before.spec.block
+    )
+    measurements = add_saliency(measurements, contributions, inputs, before.spec, report)
     first = before.provenance.get("ordered_from", before.provenance)
     facts = {
         "source": before.provenance.get("source"),
@@ -238,6 +247,11 @@ def _metadata(
         by_layer["role_counts"] = {
             layer: widths.counts for layer, widths in measurements.widths.items()
         }
+    if measurements.saliency is not None:
+        whole["sensitivities"] = np.zeros(layers, np.float32)
+        whole["rescaling"] = np.ones((layers, n, spec.n_blocks + 1), np.float16)
+        by_layer["sensitivities"] = measurements.saliency.sensitivities
+        by_layer["rescaling"] = measurements.saliency.rescaling
     for name, values in by_layer.items():
         for layer, value in values.items():
             whole[name][layer] = value
@@ -263,4 +277,6 @@ def _metadata(
             "widths": measured_widths(spec),
             "least": LEAST,
         }
+    if measurements.saliency is not None:
+        provenance["saliency"] = {"tokens": measurements.saliency.tokens, "least": LEAST}
     return Metadata(spec, weights, str(request.order), provenance=provenance, **whole)

@@ -63,7 +63,8 @@ _KNOWN = _TENSORS | _OPTIONAL | _SALIENCY | _MOMENTS
 class Metadata:
     """The tensors and the provenance of a prepared model.
 
-    Arrays cover all decoder layers; layers that are not MoE are zero, or NaN in ``increase``.
+    Arrays cover all decoder layers; layers that are not MoE are zero, NaN in ``increase``, 1
+    in ``rescaling``.
     """
 
     spec: ModelSpec

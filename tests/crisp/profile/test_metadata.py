@@ -40,10 +40,40 @@ def made(spec: ModelSpec, seed: int = 0) -> Metadata:
     )
 
 
+def with_saliency(metadata: Metadata, seed: int = 1) -> Metadata:
+    """With sensitivities of layers and factors of widths."""
+    spec, draw = metadata.spec, np.random.default_rng(seed)
+    rescaling = draw.uniform(0.5, 3, (spec.n_layers, spec.n_experts, spec.n_blocks + 1))
+    sensitivities = draw.random(spec.n_layers).astype(np.float32)
+    return replace(metadata, sensitivities=sensitivities, rescaling=rescaling.astype(np.float16))
+
+
 @pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-moe-16b"])
 def test_it_is_smaller_than_two_megabytes(name: str, tmp_path: Path) -> None:
-    made(ModelSpec.named(name)).save(tmp_path / "m")
+    """With everything that may be in it."""
+    spec = ModelSpec.named(name)
+    moments = np.ones((spec.n_layers, spec.d_model), np.float16)
+    assert spec.n_blocks == 8
+    with_saliency(replace(with_losses(spec), input_moments=moments)).save(tmp_path / "m")
     assert (tmp_path / "m").stat().st_size < 2_000_000
+
+
+def test_sensitivities_and_rescaling_are_kept_together(tmp_path: Path) -> None:
+    plain = made(ModelSpec.named("mixtral-8x7b"))
+    saved = with_saliency(plain)
+    saved.save(tmp_path / "m")
+    profile = Metadata.load(tmp_path / "m").profile()
+    assert profile.sensitivities is not None and profile.rescaling is not None
+    np.testing.assert_array_equal(profile.sensitivities, saved.sensitivities)
+    np.testing.assert_array_equal(profile.rescaling, saved.rescaling)
+    assert (profile.sensitivities.dtype, profile.rescaling.dtype) == (np.float32, np.float32)
+    plain.save(tmp_path / "m")  # as it was before they were measured
+    profile = Metadata.load(tmp_path / "m").profile()
+    assert profile.sensitivities is None and profile.rescaling is None
+    for one in ("sensitivities", "rescaling"):
+        replace(saved, **{one: None}).save(tmp_path / "m")
+        with pytest.raises(CrispError, match=f"m: lacks {one}$"):
+            Metadata.load(tmp_path / "m")
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:

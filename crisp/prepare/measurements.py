@@ -17,8 +17,6 @@ from crisp.prepare.calibration import CalibrationSums, Floats, calibrate
 from crisp.prepare.folder import PreparationFolder
 from crisp.prepare.layerwise import calibrate_layerwise
 from crisp.prepare.request import PreparationInputs, PreparationRequest
-from crisp.prepare.rescaling import TOKENS as RESCALING_TOKENS
-from crisp.prepare.rescaling import Factors, measure_rescaling
 from crisp.prepare.roles import (
     Exact,
     Grouped,
@@ -27,8 +25,10 @@ from crisp.prepare.roles import (
     local_increases,
     measure_increases,
 )
-from crisp.prepare.sensitivities import TOKENS as SENSITIVITIES_TOKENS
-from crisp.prepare.sensitivities import measure_sensitivities
+from crisp.prepare.saliency.rescaling import TOKENS as RESCALING_TOKENS
+from crisp.prepare.saliency.rescaling import Factors, measure_rescaling
+from crisp.prepare.saliency.sensitivities import TOKENS as SENSITIVITIES_TOKENS
+from crisp.prepare.saliency.sensitivities import measure_sensitivities
 from crisp.prepare.width_losses import WidthLosses, measure_width_losses, sample_windows
 from crisp.progress import Progress
 
@@ -40,7 +40,7 @@ RESCALING, SENSITIVITIES, DEQUANTISING = "rescaling", "sensitivities", "dequanti
 
 
 @dataclass(frozen=True, eq=False)
-class Saliency:
+class SaliencyMeasurements:
     """What the policy `saliency` needs of each MoE layer besides contributions, all by layer."""
 
     rescaling: Mapping[int, Factors]  # [E, blocks + 1]
@@ -56,7 +56,7 @@ class PreparationMeasurements:
     experts: Mapping[int, Any]  # Experts or NeuronNorms: their norms are needed later
     increase: Mapping[int, Floats]  # [E, E]: perplexity by masking, see `crisp.prepare.roles`
     widths: Mapping[int, WidthLosses] | None = None  # None: not requested
-    saliency: Saliency | None = None  # None: not measured
+    saliency: SaliencyMeasurements | None = None  # None: not measured
 
 
 def timed(work: PreparationFolder | None, stage: str) -> AbstractContextManager[None]:
@@ -150,7 +150,9 @@ def add_saliency(
             folder,
             lambda done, total: report(SENSITIVITIES, done, total),
         )
-    return replace(measurements, saliency=Saliency(rescaling, sensitivities, sample.n_fed))
+    return replace(
+        measurements, saliency=SaliencyMeasurements(rescaling, sensitivities, sample.n_fed)
+    )
 
 
 def _calibrated_increases(

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch", reason="needs the extra hf")
 pytest.importorskip("transformers", reason="needs the extra hf")
 
 from crisp.adapter import Experts, expert_layout  # noqa: E402
-from crisp.prepare import rescaling  # noqa: E402
-from crisp.prepare.rescaling import measure_rescaling  # noqa: E402
+from crisp.prepare.saliency import rescaling  # noqa: E402
+from crisp.prepare.saliency.rescaling import measure_rescaling  # noqa: E402
 from crisp.text_windows import TokenWindows  # noqa: E402
 from tests.crisp.prepare.test_layerwise import build, some_windows  # noqa: E402
 from tests.crisp.tiny import mixtral, windows  # noqa: E402

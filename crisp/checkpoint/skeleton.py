@@ -59,8 +59,7 @@ class Skeleton:
         d], None for the first layer. Masks and positions are the model's own: it runs from its
         embedding on, but the layers before this one only return ``below``, and nothing runs after.
         """
-        for decoder in self._decoders[:index]:
-            decoder.forward = lambda *_, **__: below
+        self._return_below(index, below)
         hook, output = self._decoders[index].register_forward_hook(_stop_here), None
         try:
             self.model.base_model(input_ids=ids, use_cache=False)
@@ -74,6 +73,35 @@ class Skeleton:
                 "hidden states; it cannot be run on its own"
             )
         return output
+
+    @contextmanager
+    def loaded_head(self) -> Iterator[None]:
+        """Keep what stands behind the decoder layers in memory within the block."""
+        empty = self.model.state_dict()
+        names = [n for n, x in empty.items() if x.is_meta and not n.startswith(self._stack)]
+        try:
+            self._load(names)
+            head = self.model.get_output_embeddings()
+            if head.weight.is_meta:  # tied to the table of embeddings, which has its own type
+                table = self.model.get_input_embeddings().weight.float()
+                head.weight = import_extra("torch.nn").Parameter(table, requires_grad=False)
+            yield
+        finally:
+            for name in names:
+                set_tensor(self.model, name, self._empty[name])
+
+    def predict(self, ids: Any, below: Any) -> Any:
+        """Return the model's logits [windows, length, vocabulary]; the head is loaded.
+
+        ids: tokens [windows, length]. below: the output of the last decoder layer for them.
+        """
+        self._return_below(len(self._decoders), below)
+        return self.model(input_ids=ids, use_cache=False).logits
+
+    def _return_below(self, count: int, below: Any) -> None:
+        """Make each of the first ``count`` decoder layers return ``below``."""
+        for decoder in self._decoders[:count]:
+            decoder.forward = lambda *_, **__: below
 
     def _load(self, names: list[str]) -> None:
         for name, tensor in self._conversion.tensors(set(names)):

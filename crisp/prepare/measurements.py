@@ -15,10 +15,9 @@ from crisp.files import atomic
 from crisp.model.spec import ModelSpec
 from crisp.prepare.calibration import CalibrationSums, Floats, calibrate
 from crisp.prepare.folder import PreparationFolder
-from crisp.prepare.layerwise import calibrate_layerwise
+from crisp.prepare.layerwise.calibration import calibrate_layerwise
+from crisp.prepare.layerwise.saliency import SaliencyPlan
 from crisp.prepare.request import PreparationInputs, PreparationRequest
-from crisp.prepare.rescaling import TOKENS as RESCALING_TOKENS
-from crisp.prepare.rescaling import Factors, measure_rescaling
 from crisp.prepare.roles import (
     Exact,
     Grouped,
@@ -27,8 +26,11 @@ from crisp.prepare.roles import (
     local_increases,
     measure_increases,
 )
-from crisp.prepare.sensitivities import TOKENS as SENSITIVITIES_TOKENS
-from crisp.prepare.sensitivities import measure_sensitivities
+from crisp.prepare.saliency.measured import SaliencyMeasurements
+from crisp.prepare.saliency.rescaling import TOKENS as RESCALING_TOKENS
+from crisp.prepare.saliency.rescaling import measure_rescaling
+from crisp.prepare.saliency.sensitivities import TOKENS as SENSITIVITIES_TOKENS
+from crisp.prepare.saliency.sensitivities import measure_sensitivities
 from crisp.prepare.width_losses import WidthLosses, measure_width_losses, sample_windows
 from crisp.progress import Progress
 
@@ -40,15 +42,6 @@ RESCALING, SENSITIVITIES, DEQUANTISING = "rescaling", "sensitivities", "dequanti
 
 
 @dataclass(frozen=True, eq=False)
-class Saliency:
-    """What the policy `saliency` needs of each MoE layer besides contributions, all by layer."""
-
-    rescaling: Mapping[int, Factors]  # [E, blocks + 1]
-    sensitivities: Mapping[int, float]
-    tokens: int  # that sensitivities were measured on
-
-
-@dataclass(frozen=True, eq=False)
 class PreparationMeasurements:
     """What has been measured of each MoE layer, all by layer."""
 
@@ -56,7 +49,7 @@ class PreparationMeasurements:
     experts: Mapping[int, Any]  # Experts or NeuronNorms: their norms are needed later
     increase: Mapping[int, Floats]  # [E, E]: perplexity by masking, see `crisp.prepare.roles`
     widths: Mapping[int, WidthLosses] | None = None  # None: not requested
-    saliency: Saliency | None = None  # None: not measured
+    saliency: SaliencyMeasurements | None = None  # None: not measured
 
 
 def timed(work: PreparationFolder | None, stage: str) -> AbstractContextManager[None]:
@@ -69,10 +62,12 @@ def measure(
     request: PreparationRequest,
     report: Report,
     work: PreparationFolder | None = None,
+    plan: SaliencyPlan | None = None,
 ) -> PreparationMeasurements:
     """Calibrate the model and measure the roles of its experts.
 
-    work: where each stage is saved, to resume from; None: nothing is saved.
+    work: where each stage is saved, to resume from; None: nothing is saved. plan: of a model that
+    is read layer by layer, whose saliency is measured on the way.
     """
 
     def progress_of(stage: str) -> Progress:
@@ -82,10 +77,12 @@ def measure(
         assert work is not None
         spill, progress = work.folder / "spill", progress_of(CALIBRATION)
         with timed(work, CALIBRATION):
-            result = calibrate_layerwise(inputs.folder, inputs.windows, spill, progress)
+            result = calibrate_layerwise(inputs.folder, inputs.windows, spill, progress, plan)
         increase = _calibrated_increases(request.method, result.calibration)
         assert increase is not None
-        return PreparationMeasurements(result.calibration, result.norms, increase)
+        return PreparationMeasurements(
+            result.calibration, result.norms, increase, saliency=result.saliency
+        )
 
     experts = {layer.index: Experts.of(layer) for layer in inputs.layout.layers}
     with timed(work, CALIBRATION):
@@ -150,7 +147,9 @@ def add_saliency(
             folder,
             lambda done, total: report(SENSITIVITIES, done, total),
         )
-    return replace(measurements, saliency=Saliency(rescaling, sensitivities, sample.n_fed))
+    return replace(
+        measurements, saliency=SaliencyMeasurements(rescaling, sensitivities, sample.n_fed)
+    )
 
 
 def _calibrated_increases(

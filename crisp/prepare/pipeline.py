@@ -31,6 +31,7 @@ from crisp.prepare.importance import (
     neuron_scores,
     permutations,
 )
+from crisp.prepare.layerwise.saliency import SaliencyPlan
 from crisp.prepare.measurements import (
     DEQUANTISING,
     REORDERING,
@@ -73,7 +74,8 @@ def prepare(source: Path, out: Path, request: PreparationRequest, report: Report
             source = _plain_copy(checkpoint, work, report)
             plain = read_folder(ModelSource.of_folder(source)).spec.with_(block=request.block)
             spec = replace(plain, name=spec.name)
-        measurements = measure(inputs, request, report, work)
+        plan = SaliencyPlan(request.order, runs, spec.block)
+        measurements = measure(inputs, request, report, work, plan)
         scores = neuron_scores(request.order, measurements.calibration, measurements.experts)
         orders = permutations(scores, runs)
         if inputs.model is not None:

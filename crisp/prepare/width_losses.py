@@ -71,15 +71,20 @@ def sample_windows(windows: TokenWindows, tokens: int) -> TokenWindows:
         raise CrispError(
             f"--width-losses {tokens}: at least a window of {windows.window} tokens was expected"
         )
-    total = len(windows.tokens)
-    count = min(total, tokens // windows.window)
-    kept = [(2 * part + 1) * total // (2 * count) for part in range(count)]
+    kept = spread(windows, tokens)
     return replace(
         windows,
         tokens=[windows.tokens[i] for i in kept],
         scored=[windows.scored[i] for i in kept],
         text=[windows.text[i] for i in kept],
     )
+
+
+def spread(windows: TokenWindows, tokens: int) -> list[int]:
+    """Return the numbers of the windows that `sample_windows` selects."""
+    total = len(windows.tokens)
+    count = min(total, tokens // windows.window)
+    return [(2 * part + 1) * total // (2 * count) for part in range(count)]
 
 
 def each_width_losses(

@@ -28,7 +28,7 @@ from crisp.checkpoint.files import open_checkpoint  # noqa: E402
 from crisp.checkpoint.skeleton import open_skeleton  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.prepare.calibration import CalibrationSums, calibrate  # noqa: E402
-from crisp.prepare.layerwise import calibrate_layerwise  # noqa: E402
+from crisp.prepare.layerwise.calibration import calibrate_layerwise  # noqa: E402
 from crisp.profile.metadata import FILE, Metadata  # noqa: E402
 from crisp.text_windows import TokenWindows  # noqa: E402
 

@@ -263,8 +263,11 @@ def test_layer_by_layer_gives_the_same_model(model: Path, tmp_path: Path) -> Non
     request = replace(ASKED, method=read_method("local"))
     whole = prepare(model, tmp_path / "whole", request, silent)
     parts = prepare(model, tmp_path / "parts", replace(request, layerwise=True), silent)
-    assert parts.sensitivities is None and parts.rescaling is None
-    same(parts, replace(whole, sensitivities=None, rescaling=None), {"layerwise", "saliency"})
+    # Inputs are of neurons in the old order and the new, whose sums round otherwise.
+    np.testing.assert_allclose(parts.rescaling, whole.rescaling, rtol=2**-10)
+    np.testing.assert_allclose(parts.sensitivities, whole.sensitivities, rtol=1e-2)
+    apart = {"sensitivities": whole.sensitivities, "rescaling": whole.rescaling}
+    same(replace(parts, **apart), whole, {"layerwise"})
     assert parts.provenance["layerwise"] is True
 
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 pytest.importorskip("transformers", reason="needs the extra hf")
 
-from crisp.prepare.sensitivities import measure_sensitivities, upper_half  # noqa: E402
+from crisp.prepare.saliency.sensitivities import measure_sensitivities, upper_half  # noqa: E402
 from crisp.text_windows import TokenWindows  # noqa: E402
 from tests.crisp.tiny import mixtral, windows  # noqa: E402
 

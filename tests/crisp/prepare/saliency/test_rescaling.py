@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch", reason="needs the extra hf")
 pytest.importorskip("transformers", reason="needs the extra hf")
 
 from crisp.adapter import Experts, expert_layout  # noqa: E402
-from crisp.prepare import rescaling  # noqa: E402
-from crisp.prepare.rescaling import measure_rescaling  # noqa: E402
+from crisp.prepare.saliency import rescaling  # noqa: E402
+from crisp.prepare.saliency.rescaling import measure_rescaling  # noqa: E402
 from crisp.text_windows import TokenWindows  # noqa: E402
 from tests.crisp.prepare.test_layerwise import build, some_windows  # noqa: E402
 from tests.crisp.tiny import mixtral, windows  # noqa: E402
@@ -132,3 +132,15 @@ def test_an_interruption_changes_no_bit(tmp_path: Path, monkeypatch: pytest.Monk
         for layer, factors in expected.items():
             np.testing.assert_array_equal(result[layer], factors)
     assert reports == [(done, 108) for done in (24, 48, 72, 96, 108)]
+
+
+def test_an_expert_with_few_tokens_is_left_as_it_is() -> None:
+    """24 tokens of two experts each: some of the four have fewer than 16."""
+    model, text = mixtral(), windows([12, 12])
+    result = measure_rescaling(model, text, 4)
+    few = 0
+    for layer, (_, index) in inputs(model, text).items():
+        counts = index.flatten().bincount(minlength=4).numpy()
+        few += int(((counts > 0) & (counts < 16)).sum())
+        np.testing.assert_array_equal((result[layer] == 1).all(axis=1), counts < 16)
+    assert few > 0

@@ -11,8 +11,8 @@ over a token is by how much its loss grows, roughly.
 The loss is the one that the model itself expects, as in `crisp.prepare.width_losses`: the
 Kullback-Leibler divergence from the prediction at full width. On a few thousand tokens the loss of
 the text's own next tokens would mostly tell how these happen to fall, and for robust layers even
-with the wrong sign. Outputs are rescaled (`crisp.prepare.rescaling`), as they are when the policy
-that uses the sensitivities leaves blocks out: the loss that counts is the one that is left then.
+with the wrong sign. Outputs are rescaled (`crisp.prepare.saliency.rescaling`), as they are when the
+policy that uses the sensitivities leaves blocks out: the loss that counts is the one left then.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from crisp.extras import import_extra
 from crisp.files import atomic
 from crisp.prepare.ablation import fixed_output, log_probabilities, scored_tokens
 from crisp.prepare.calibration import Floats, batch_windows, to_token_ids
-from crisp.prepare.rescaling import Factors
+from crisp.prepare.saliency.rescaling import Factors
 from crisp.progress import Progress, no_progress
 from crisp.text_windows import TokenWindows
 

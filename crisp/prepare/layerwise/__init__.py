@@ -1,0 +1,1 @@
+"""Preparation of models larger than memory: one decoder layer is in memory at a time."""

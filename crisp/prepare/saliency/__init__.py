@@ -1,0 +1,1 @@
+"""What `crisp prepare` measures for the policy `saliency`: sensitivities and rescaling."""

@@ -1,0 +1,17 @@
+"""What is measured for the policy `saliency`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from crisp.prepare.saliency.rescaling import Factors
+
+
+@dataclass(frozen=True, eq=False)
+class SaliencyMeasurements:
+    """What the policy `saliency` needs of each MoE layer besides contributions, all by layer."""
+
+    rescaling: Mapping[int, Factors]  # [E, blocks + 1]
+    sensitivities: Mapping[int, float]
+    tokens: int  # that sensitivities were measured on

@@ -16,7 +16,6 @@ from benchmarks.quality.setting import BLOCK, KINDS, WINDOW, Orders, Routes, Set
 from crisp.files import atomic
 from crisp.prepare.calibration import CalibrationSums, LayerSums, calibrate
 from crisp.prepare.importance import NeuronOrder, block_contributions, neuron_scores, permutations
-from crisp.prepare.rescaling import measure_rescaling
 from crisp.prepare.roles import (
     Exact,
     Grouped,
@@ -26,8 +25,9 @@ from crisp.prepare.roles import (
     measure_increases,
     spell_method,
 )
-from crisp.prepare.sensitivities import TOKENS as SAMPLE
-from crisp.prepare.sensitivities import measure_sensitivities
+from crisp.prepare.saliency.rescaling import measure_rescaling
+from crisp.prepare.saliency.sensitivities import TOKENS as SAMPLE
+from crisp.prepare.saliency.sensitivities import measure_sensitivities
 from crisp.prepare.width_losses import sample_windows
 from crisp.profile import Profile, dominant
 from crisp.profile.router_weights import QUANTILES, quantiles

@@ -24,10 +24,7 @@ def within_loss(
     """
     check_promising(policy)
     if curve is None:
-        raise CrispError(
-            f"policy {policy.name}: what thresholds lose was not measured; give the --metadata of "
-            "crisp prepare --loss-curve"
-        )
+        raise no_curve(policy)
     held = sum(budget.capacity(spec, policy.cache))
     shares = [
         share
@@ -41,6 +38,14 @@ def within_loss(
         )
     promise = curve.promise(shares[-1], loss)
     return replace(policy, width=Saliency(promise.share)), promise
+
+
+def no_curve(policy: Policy) -> CrispError:
+    """Return the error for a loss that is asked for where none was measured."""
+    return CrispError(
+        f"policy {policy.name}: what thresholds lose was not measured; give the --metadata of "
+        "crisp prepare --loss-curve"
+    )
 
 
 def check_promising(policy: Policy) -> None:

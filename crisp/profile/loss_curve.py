@@ -118,3 +118,11 @@ def parse_loss(text: str) -> Fraction:
     if not 0 < loss <= MOST:
         raise CrispError(f"--loss {text}: expected more than 0 and at most {MOST:.0%}, such as 2%")
     return loss
+
+
+def read_budgets(text: str) -> list[Fraction]:
+    """Return budgets such as ``10%,20%``, rising; CrispError for what is no share."""
+    budgets = sorted({parse_fraction(item.strip(), "--loss-curve") for item in text.split(",")})
+    if not all(0 < budget < 1 for budget in budgets):
+        raise CrispError(f"--loss-curve {text}: expected shares of all experts, such as 10%,20%")
+    return budgets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -12,6 +13,7 @@ from crisp.checkpoint.loading import LoadedModel
 from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, named
+from crisp.policy.widths.saliency import Saliency
 from crisp.profile import Profile
 from crisp.profile.loss_curve import MOST, POLICY, LossCurve
 from crisp.progress import Progress, no_progress
@@ -53,7 +55,7 @@ def measure_loss_curve(
                     highs[row, place + 1],
                 )
             else:
-                policy = named(POLICY, width=f"{POLICY}({SHARES[place]})")
+                policy = replace(named(POLICY), width=Saliency(SHARES[place]))
                 within = Budget(str(budget), budget, None)
                 with attach(loaded.model, policy, profile, spec=spec, budget=within):
                     scores = score_windows(loaded.model, windows, batch=1)

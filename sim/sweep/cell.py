@@ -19,6 +19,7 @@ from crisp.policy.prefetch import PREFETCHERS
 from crisp.policy.rescaling import RESCALES
 from crisp.policy.spelling import build
 from crisp.policy.widths.names import WIDTHS
+from crisp.profile.loss_curve import parse_loss
 from crisp.profile.metadata import Metadata
 from crisp.run.case import GRANULARITIES, Conditions
 from crisp.run.inputs import cached_inputs
@@ -145,6 +146,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "prefetch": lambda text: find_name(PREFETCHERS, text, "prefetch"),
     "rescale": _one_of(RESCALES, "rescale"),
     "budget": Budget.parse,
+    "loss": parse_loss,
     **{key: _whole(key) for key in NUMBERS},
 }
 
@@ -160,7 +162,7 @@ def plan_cell(settings: CellSettings, engine: str = AUTO) -> tuple[Setup, Planne
 @lru_cache(maxsize=_CACHED)
 def _setup(settings: tuple[tuple[str, str], ...]) -> Setup:
     values: dict[str, Any] = dict(settings)
-    values |= {key: _READERS[key](values[key]) for key in NUMBERS if key in values}
+    values |= {key: _READERS[key](values[key]) for key in (*NUMBERS, "loss") if key in values}
     conditions = {key: values.pop(key, value) for key, value in vars(Conditions()).items()}
     metadata = values.pop("metadata", None)
     return load_setup(

@@ -24,7 +24,7 @@ from crisp.units import parse_fraction
 # The slowest first, so that cells that share a trace follow one another.
 BEFORE = (
     "trace", "profile", "metadata", "layers", "model", "bits", "block", "top_k", "hardware",
-    "phase", "batch", "chunk", "limit", "granularity", "seed",
+    "phase", "batch", "chunk", "limit", "granularity", "seed", "loss",
 )  # fmt: skip
 PARTS = ("width", "order", "cache", "scope", "unit", "prefetch", "rescale")
 KEYS = (*BEFORE, "policy", *PARTS, "budget")

@@ -90,6 +90,14 @@ Rescale = Annotated[
         "[default: the policy's]"
     ),
 ]
+Loss = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Of policy saliency: what it may cost in perplexity, such as 2%, in the place of its "
+        "threshold; needs the --metadata of crisp prepare --loss-curve.",
+    ),
+]
 Phase = Annotated[str, _choice("decode, prefill or all.")]
 Batch = Annotated[int, _choice("Sequences that decode side by side.")]
 Chunk = Annotated[int, _choice("Prompt tokens of one prefill step.")]

@@ -59,10 +59,14 @@ _COMMON_MEANINGS = (
 )
 
 
-def format_report(setup: Setup, runs: Sequence[Run]) -> str:
-    """Return the conditions, the table, and what has to be said below it."""
+def format_report(setup: Setup, runs: Sequence[Run], promises: Sequence[str] = ()) -> str:
+    """Return the conditions, the table, and what has to be said below it.
+
+    promises: lines about losses that were asked for.
+    """
     lines = [
         *describe_setup(setup),
+        *promises,
         "",
         *format_table(runs, setup.conditions.phase),
         "",

@@ -41,7 +41,7 @@ class Saliency(WidthPolicy):
         if profile.sensitivities is None:
             raise CrispError(
                 "width saliency: asks how sensitive each layer is, which this metadata does not "
-                "say; crisp prepare measures it, with the whole model in memory"
+                "say; crisp prepare measures it"
             )
         sizes = sizes * profile.sensitivities.astype(np.float64)[:, None, None]
         least = least_worth(profile, sizes, self.share, np.array(spec.moe_layers))

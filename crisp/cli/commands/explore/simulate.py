@@ -36,6 +36,7 @@ def simulate(
     granularity: flags.Granularity = "expert",
     prefetch: flags.Prefetch = None,
     rescale: flags.Rescale = None,
+    loss: flags.Loss = None,
     phase: flags.Phase = "decode",
     batch: flags.Batch = 1,
     chunk: flags.Chunk = 512,
@@ -62,11 +63,13 @@ def simulate(
     from crisp.cli.options.files import check_no_folder
     from crisp.cli.options.lists import check_one, split_list
     from crisp.cli.output.progress import progress
+    from crisp.cli.output.promise_lines import check_asked, describe_promises
     from crisp.cli.output.run_files import Outputs
     from crisp.cli.output.run_tables import format_report
     from crisp.cli.output.setup_lines import describe_run
     from crisp.errors import unknown_name
     from crisp.policy import Budget
+    from crisp.profile.loss_curve import parse_loss
     from crisp.run.case import Conditions
     from crisp.run.setup import load_setup
     from crisp.sim.experiment import ENGINES, plan_run, run_all, run_case
@@ -90,6 +93,7 @@ def simulate(
     ]
     outputs.check(len(policies) * len(budgets), inputs, timeline=engine == "simpy")
     shares = [Budget.parse(text) for text in budgets]
+    asked = None if loss is None else parse_loss(loss)
     setup = load_setup(
         trace,
         model=model,
@@ -101,6 +105,7 @@ def simulate(
         block=block,
         top_k=top_k,
         layers=layers,
+        loss=asked,
         read=read_model,
     )
     chosen = setup.policies(
@@ -113,6 +118,8 @@ def simulate(
         prefetch=prefetch,
         rescale=rescale,
     )
+    check_asked(asked, chosen)
+    promises = describe_promises(setup, chosen, shares)
     planned = [plan_run(setup, one, share, engine) for one in chosen for share in shares]
     if len(planned) == 1:
         case, machine = planned[0].case(setup.inputs), planned[0].hardware
@@ -126,4 +133,5 @@ def simulate(
         with progress("runs", len(planned)) as advance:
             runs = run_all(planned, lambda: advance(1))
     outputs.write_runs(runs)
-    print(format_report(setup, runs), file=sys.stderr if outputs.to_stdout else sys.stdout)
+    report = format_report(setup, runs, promises)
+    print(report, file=sys.stderr if outputs.to_stdout else sys.stdout)

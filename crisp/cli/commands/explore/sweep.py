@@ -60,6 +60,9 @@ def sweep(
     unit: Annotated[Values, _values("What is admitted, evicted: expert, block.")] = None,
     prefetch: Annotated[Values, _values("Prefetchers.")] = None,
     rescale: Annotated[Values, _values("none, measured.")] = None,
+    loss: Annotated[
+        Values, _values("What policy saliency may cost, in the place of its threshold.")
+    ] = None,
     budget: Annotated[Values, _values("Memory for routed experts: 10%, .1 or 4GB.")] = None,
     engine: Annotated[
         str,

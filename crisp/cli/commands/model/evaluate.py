@@ -16,8 +16,11 @@ from crisp.files import atomic
 from crisp.text_windows import MAX_WINDOW, window_length
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from crisp.checkpoint.loading import LoadedModel
     from crisp.policy import Budget, Policy
+    from crisp.profile.metadata import Metadata
 
 
 def evaluate(
@@ -49,6 +52,7 @@ def evaluate(
     scope: Annotated[str, typer.Option(help="Of the cache: layer or global.")] = "layer",
     unit: flags.Unit = None,
     rescale: flags.Rescale = None,
+    loss: flags.Loss = None,
     plugin: flags.Plugin = None,
     block: Annotated[
         int | None,
@@ -99,9 +103,11 @@ def evaluate(
     from crisp.checkpoint.loading import load_model, quantize_experts, to_float32
     from crisp.cli.options.lists import split_list
     from crisp.cli.output.progress import progress_of
+    from crisp.cli.output.promise_lines import check_asked
     from crisp.cli.output.quality_tables import Row, format_notes, format_tables, format_title
     from crisp.model.quantization import BITS, STORED_BITS, check_groups
     from crisp.policy import Budget
+    from crisp.profile.loss_curve import parse_loss
     from crisp.quality import EvaluationTasks, geometry, to_json
     from crisp.quality import evaluate as measured
     from crisp.quality.inputs import calibration_warnings, load_model_counts, load_model_metadata
@@ -130,9 +136,16 @@ def evaluate(
         for name in split_list(policy, "--policy")
         for spelled in widths
     ]
+    asked = None if loss is None else parse_loss(loss)
+    if asked is not None and cache_budget is None:
+        raise CrispError("--loss: needs --budget, in which it is kept")
+    check_asked(asked, [one for _, one in chosen])
     prepared = load_model_metadata(model, metadata, profile, progress_of)
     if prepared is None and profile is None:
         _check_uncounted(chosen, cache_budget)
+    promises: list[str] = []
+    if asked is not None and cache_budget is not None:
+        chosen, promises = _within_loss(chosen, asked, cache_budget, prepared)
     questions = None if tasks is None else EvaluationTasks.load(named_tasks)
 
     loaded = to_float32(load_model(model))
@@ -144,7 +157,7 @@ def evaluate(
         spec = spec.with_(bits=STORED_BITS[dtype])
     for _, one in chosen:
         if cache_budget is not None:
-            cache_budget.capacity(spec, one.cache)
+            cache_budget.capacity(spec, one.cache)  # raises CrispError
     counts = load_model_counts(spec, prepared, profile)
     length, step = _steps(loaded, window, stride, cache_budget)
     windows = read_windows(loaded.tokenizer, texts, length, step, tokens)
@@ -175,6 +188,7 @@ def evaluate(
     _write(json, to_json([row.quality for row in rows]))
     lines = [
         *format_title(rows[-1].quality, spec, windows, counts.origin),
+        *promises,
         "",
         *format_tables(rows),
         "",
@@ -203,6 +217,32 @@ def _policy(
             "measured here; with --budget a policy without prefetch was expected"
         )
     return NAMED[policy_name(name)].width if width is None else width, policy
+
+
+def _within_loss(
+    chosen: list[tuple[str, Policy]],
+    loss: Fraction,
+    budget: Budget,
+    prepared: tuple[Path, Metadata] | None,
+) -> tuple[list[tuple[str, Policy]], list[str]]:
+    """Return the policies with the thresholds that keep the loss, and what is promised."""
+    from crisp.cli.output.promise_lines import describe_promise
+    from crisp.policy.promise import no_curve, within_loss
+    from crisp.profile.loss_curve import POLICY
+
+    kept: list[tuple[str, Policy]] = []
+    promises: list[str] = []
+    for width, policy in chosen:
+        if policy.name != POLICY:
+            kept.append((width, policy))
+            continue
+        if prepared is None:
+            raise no_curve(policy)
+        metadata = prepared[1]
+        policy, promise = within_loss(policy, loss, metadata.spec, budget, metadata.loss_curve)
+        kept.append((f"{POLICY}({float(promise.share):g})", policy))
+        promises = [describe_promise(loss, budget, promise)]
+    return kept, promises
 
 
 def _full(scope: str, unit: str | None) -> Policy:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +13,12 @@ import typer
 
 from crisp.cli.options.files import Name, check_outputs
 from crisp.cli.output.progress import progress_of
+from crisp.errors import CrispError
 from crisp.prepare.importance import NeuronOrder
 from crisp.prepare.measurements import Report
 from crisp.prepare.request import PreparationRequest
 from crisp.prepare.roles import read_method
+from crisp.profile.loss_curve import read_budgets
 from crisp.profile.metadata import FILE, Metadata
 from crisp.units import format_count
 
@@ -28,6 +32,12 @@ _LOSSES = typer.Option(
     "--width-losses",
     metavar="TOKENS",
     help="Measure on so many tokens what each width costs, for width solver.  [default: not]",
+)
+_CURVE = typer.Option(
+    "--loss-curve",
+    metavar="BUDGETS",
+    help="Measure in these budgets, such as 10%,20%,50%, what thresholds of policy saliency lose: "
+    "for --loss.  [default: not]",
 )
 _BLOCK = typer.Option(help="Neurons of a block.  [default: an eighth of d_ff, rounded up to 16]")
 
@@ -53,6 +63,7 @@ def prepare(
         bool,
         typer.Option("--dequantize", help="Write a quantised model in bf16, not in its format."),
     ] = False,
+    loss_curve: Annotated[str | None, _CURVE] = None,
 ) -> None:
     """Put a model's neurons in order of importance.
 
@@ -61,12 +72,16 @@ def prepare(
     import crisp.prepare.pipeline as pipeline
 
     texts, method = [*text, *(more or [])], read_method(roles)
+    budgets = None if loss_curve is None else read_budgets(loss_curve)
     request = PreparationRequest(
         texts, method, NeuronOrder.read(order), window, tokens, block, layerwise, width_losses,
         dequantize,
     )  # fmt: skip
     with _stages() as report:
         metadata = pipeline.prepare(model, out, request, report)
+        if budgets is not None:
+            metadata = _with_loss_curve(metadata, out, texts, tokens, budgets, report)
+            metadata.save(out / FILE)
     typer.echo("\n".join([f"{out}: {metadata.spec.name}, prepared", *summary(metadata)]))
 
 
@@ -86,6 +101,7 @@ def refresh(
     ] = None,
     tokens: Annotated[int | None, _TOKENS] = None,
     width_losses: Annotated[int | None, _LOSSES] = None,
+    loss_curve: Annotated[str | None, _CURVE] = None,
 ) -> None:
     """Count anew for a prepared model, from other text.
 
@@ -99,6 +115,7 @@ def refresh(
         inputs.append(("MODEL", model))
     target = str(model / FILE) if out is None else out
     check_outputs({"--out": target}, inputs, stdout=False)
+    budgets = None if loss_curve is None else read_budgets(loss_curve)
     before = pipeline.prepared_metadata(model)
     request = PreparationRequest(
         texts,
@@ -111,8 +128,41 @@ def refresh(
     )
     with _stages() as report:
         metadata = pipeline.refresh(model, request, report)
+        if budgets is not None:
+            metadata = _with_loss_curve(metadata, model, texts, tokens, budgets, report)
     metadata.save(target)
     typer.echo("\n".join([f"{target}: of {metadata.spec.name}, refreshed", *summary(metadata)]))
+
+
+def _with_loss_curve(
+    metadata: Metadata,
+    model: Path,
+    texts: list[Path],
+    tokens: int | None,
+    budgets: list[Fraction],
+    report: Report,
+) -> Metadata:
+    """Measure the loss curve of a prepared model on some of its text."""
+    from crisp.checkpoint.loading import load_model, to_float32
+    from crisp.quality.loss_curve import TOKENS, measure_loss_curve
+    from crisp.text_windows import read_windows
+
+    if metadata.sensitivities is None:
+        raise CrispError(
+            "--loss-curve: is of policy saliency, which asks how sensitive each layer is; that was "
+            "not measured here"
+        )
+    loaded = to_float32(load_model(str(model)))
+    window, most = metadata.provenance["window"], min(TOKENS, tokens or TOKENS)
+    curve = measure_loss_curve(
+        loaded,
+        read_windows(loaded.tokenizer, texts, window, limit=most),
+        metadata.profile(),
+        metadata.spec,
+        budgets,
+        lambda done, total: report("loss curve", done, total),
+    )
+    return replace(metadata, loss_curve=curve)
 
 
 def summary(metadata: Metadata) -> list[str]:
@@ -133,6 +183,13 @@ def summary(metadata: Metadata) -> list[str]:
         lines["widths"] = (
             f"losses at {format_count(len(losses['widths']), 'width')}, on "
             f"{format_count(losses['tokens'], 'token')}"
+        )
+    if metadata.loss_curve is not None:
+        curve = metadata.loss_curve
+        budgets = ", ".join(f"{100 * float(budget):g} %" for budget in curve.budgets)
+        lines["losses"] = (
+            f"of policy saliency at {budgets} and {len(curve.shares)} thresholds, on "
+            f"{format_count(curve.tokens, 'token')}"
         )
     if unreached:
         named = ", ".join(f"{layer}.{expert}" for layer, expert in unreached[:6])

@@ -57,6 +57,7 @@ def generate(
     granularity: flags.Granularity = "expert",
     prefetch: flags.Prefetch = None,
     rescale: flags.Rescale = None,
+    loss: flags.Loss = None,
     chunk: flags.Chunk = 512,
     seed: flags.Seed = 0,
     json: Annotated[str | None, flags.file("The run")] = None,
@@ -77,6 +78,7 @@ def generate(
     from crisp.cli.options.files import check_no_folder, check_outputs
     from crisp.cli.output.dry_run import dry_run_summary
     from crisp.cli.output.progress import ReadingProgress, progress_share
+    from crisp.cli.output.promise_lines import check_asked, describe_promise
     from crisp.cli.output.run_files import Outputs
     from crisp.cli.output.setup_lines import describe_run
     from crisp.hw.model.generate import GeneratedText, check_arguments, empty_case
@@ -85,6 +87,8 @@ def generate(
     from crisp.hw.telemetry import meter_for
     from crisp.hw.telemetry.metering import power_model
     from crisp.policy import Budget, named
+    from crisp.policy.promise import within_loss
+    from crisp.profile.loss_curve import parse_loss
     from crisp.run.case import Conditions
     from crisp.run.repeats import StoppingRule, repeat_run
     from crisp.run.timeline import Sink
@@ -103,6 +107,7 @@ def generate(
     files = {f"--{option}": name for option, name in vars(outputs).items()}
     check_outputs({**files, "--record": record}, inputs)
     share = Budget.parse(budget)
+    asked = None if loss is None else parse_loss(loss)
     rule = StoppingRule.parse(energy_within, energy_repeats)
     options = device_options(
         device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
@@ -120,6 +125,11 @@ def generate(
     share.capacity(opened.spec, chosen.cache)  # raises CrispError
     prepared = _load_metadata(model, metadata, opened)
     counts = None if prepared is None else prepared[1].profile()
+    if asked is not None:
+        check_asked(asked, [chosen])
+        curve = None if prepared is None else prepared[1].loss_curve
+        chosen, promise = within_loss(chosen, asked, opened.spec, share, curve)
+        print(describe_promise(asked, share, promise), file=sys.stderr)
     check_arguments(chosen, counts, machine, max_new_tokens)
     case = empty_case(opened, chosen, share, counts, None, conditions)
     title = describe_run(case, f"{options}, experts from {store}")

@@ -40,6 +40,7 @@ def replay(
     granularity: flags.Granularity = "expert",
     prefetch: flags.Prefetch = None,
     rescale: flags.Rescale = None,
+    loss: flags.Loss = None,
     phase: flags.Phase = "decode",
     batch: flags.Batch = 1,
     chunk: flags.Chunk = 512,
@@ -60,6 +61,7 @@ def replay(
     from crisp.cli.options.lists import split_list
     from crisp.cli.output.dry_run import dry_run_summary
     from crisp.cli.output.progress import ReadingProgress, progress
+    from crisp.cli.output.promise_lines import check_asked, describe_promises
     from crisp.cli.output.run_files import Outputs
     from crisp.cli.output.run_tables import format_report
     from crisp.cli.output.setup_lines import describe_run, describe_setup
@@ -67,6 +69,7 @@ def replay(
     from crisp.hw.telemetry import meter_for
     from crisp.hw.telemetry.metering import power_model
     from crisp.policy import Budget
+    from crisp.profile.loss_curve import parse_loss
     from crisp.run.case import Case, Conditions
     from crisp.run.repeats import StoppingRule, repeat_run
     from crisp.run.result import Run
@@ -87,6 +90,7 @@ def replay(
     ]
     outputs.check(len(policies) * len(budgets), inputs)
     shares = [Budget.parse(text) for text in budgets]
+    asked = None if loss is None else parse_loss(loss)
     rule = StoppingRule.parse(energy_within, energy_repeats)
     options = device_options(
         device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
@@ -104,6 +108,7 @@ def replay(
         block=opened.spec.block,
         top_k=top_k,
         layers=layers,
+        loss=asked,
     )
     chosen = setup.policies(
         policies,
@@ -116,10 +121,12 @@ def replay(
         rescale=rescale,
     )
     power_model(setup.hardware, modelled_energy)  # else it would be missed after the first run
+    check_asked(asked, chosen)
+    promises = describe_promises(setup, chosen, shares)
     cases = [setup.case(one, share) for one in chosen for share in shares]
     if dry_run:
         named_cases = [(describe_run(case, setup.machine), case) for case in cases]
-        print("\n".join([*describe_setup(setup), dry_run_summary(named_cases)]))
+        print("\n".join([*describe_setup(setup), *promises, dry_run_summary(named_cases)]))
         return
     power = None if setup.hardware is None else setup.hardware.power
     runs: list[Run] = []
@@ -147,6 +154,7 @@ def replay(
         if interrupt is not None:
             break
     outputs.write_runs(runs)
-    print(format_report(setup, runs), file=sys.stderr if outputs.to_stdout else sys.stdout)
+    report = format_report(setup, runs, promises)
+    print(report, file=sys.stderr if outputs.to_stdout else sys.stdout)
     if interrupt is not None:
         raise interrupt  # what was measured until then has been told

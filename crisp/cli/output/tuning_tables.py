@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
 from crisp.cli.output.columns import align_columns, format_numbers
+from crisp.profile.loss_curve import POLICY
 from crisp.run.setup import Setup
-from crisp.sim.tuning.candidates import TunedPolicy, Tuning, cost_of
+from crisp.sim.tuning.candidates import METRICS, TunedPolicy, Tuning, cost_of
 from crisp.sim.tuning.loss_conditions import loss_conditions
 from crisp.sim.tuning.losses import Loss, Losses
+from crisp.sim.tuning.promised import TunedBudget
 
 _COLUMNS = (
     ("MB/token", "bytes_per_token", 1e-6),
@@ -85,6 +87,58 @@ def format_command(
     words = [
         str(word)
         for option in (*options.items(), *given.items())
+        if option[1] is not None
+        for word in option
+    ]
+    return shlex.join(["crisp", "simulate", trace, *words])
+
+
+def format_promised(tuned: Sequence[TunedBudget], minimise: str) -> list[str]:
+    """Return the best of each budget as a table, and what has to be said below."""
+    runs = [one.best for one in tuned]
+    policies = [run.settings["policy"] for run in runs]
+    cells = [
+        ["*" if one is cheapest(tuned, minimise) else "" for one in tuned],
+        [one.budget.text for one in tuned],
+        *([str(policy[part]) for policy in policies] for part in ("name", "width", "order")),
+        [str(run.settings["granularity"]) for run in runs],
+    ]
+    for _, name, factor in _COLUMNS:
+        values = [run.metrics[name] for run in runs]
+        cells.append(format_numbers([None if v is None else v * factor for v in values]))
+    metric = METRICS[minimise]
+    takes = [(one.best.metrics[metric] or 0, one.full.metrics[metric]) for one in tuned]
+    cells.append(format_numbers([100 * own / full if full else None for own, full in takes], 1))
+    headings = ["", "budget", "policy", "width", "order", "granularity"]
+    headings += [heading for heading, _, _ in _COLUMNS]
+    notes = [
+        f"*: the least {minimise} a token; in each budget {tuned[0].tried} rules and settings were "
+        "tried",
+        f"of full: of the {minimise} of the best that loses nothing",
+    ]
+    return [*align_columns([*headings, "of full %"], cells, text=6), "", *notes]
+
+
+def cheapest(tuned: Sequence[TunedBudget], minimise: str) -> TunedBudget:
+    """Return the budget whose best takes least."""
+    return min(tuned, key=lambda one: one.best.metrics[METRICS[minimise]] or 0.0)
+
+
+def format_promised_command(
+    tuned: Sequence[TunedBudget], minimise: str, trace: str, given: Mapping[str, object]
+) -> str:
+    """Return the command that runs the best of all; given: as in `format_command`."""
+    one = cheapest(tuned, minimise)
+    parts = one.best.settings["policy"]
+    granularity = one.best.settings["granularity"]
+    options: dict[str, object] = {"--policy": parts["name"], "--budget": one.budget.text}
+    options |= {f"--{part}": parts[part] for part in ("order", "unit")}
+    rest = {**given, "--granularity": granularity}
+    if parts["name"] != POLICY:
+        rest.pop("--loss")
+    words = [
+        str(word)
+        for option in (*options.items(), *rest.items())
         if option[1] is not None
         for word in option
     ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from crisp.model.spec import ModelSpec
 from crisp.profile.loss_curve import LossCurve
 from crisp.profile.metadata import Metadata
+from crisp.run.result import load_runs
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import resolve_trace
 from tests.crisp.profile.test_metadata import made, with_saliency
@@ -55,7 +57,7 @@ def test_simulate_takes_the_threshold_of_each_budget(
         "loss      at most 2 % at 10%: saliency(0.75), which at 10 %" + ends,
         "loss      at most 2 % at 30%: saliency(0.5), which at 30 %" + ends,
     ]
-    widths = [run["settings"]["policy"]["width"] for run in json.loads(runs.read_text())]
+    widths = [run.settings["policy"]["width"] for run in load_runs(runs)]
     assert widths == ["full", "full", "saliency(share=0.75)", "saliency(share=0.5)"]
 
 
@@ -71,3 +73,37 @@ def test_what_cannot_be_asked_is_refused(crisp: Callable, metadata: Path) -> Non
     assert "without another --width" in refused(*asked, "--policy", "saliency", "--width", "full")
     assert "at most 20%" in refused("--metadata", metadata, "--loss", "40%", "--policy", "saliency")
     assert "crisp prepare" in refused("--loss", "2%", "--policy", "saliency")
+
+
+def test_tune_says_what_takes_least_and_the_command_takes_that(
+    crisp: Callable, metadata: Path, tmp_path: Path
+) -> None:
+    options = ("--metadata", metadata, "--limit", 20, "--loss", "2%", "--minimise", "time")
+    done = crisp("tune", TRACE, "--budget", "10%,30%", *options)
+    assert (done.code, done.err) == (0, "")
+    table = [line.split() for line in done.out.splitlines() if line.startswith((" ", "*"))]
+    best = next(row for row in table if row[0] == "*" and row[1].endswith("%"))
+    assert best[1:3] == ["30%", "saliency"]
+    command = shlex.split(done.out.splitlines()[-1])
+    assert command[:2] == ["crisp", "simulate"]
+    run = crisp(*command[1:], "--json", tmp_path / "run.json")
+    assert (run.code, run.err) == (0, "")
+    (found,) = load_runs(tmp_path / "run.json")
+    took = found.metrics["ms_per_token_mean"]
+    assert took == pytest.approx(float(best[-2]), rel=0.01)  # three digits are printed
+    # It is what trying everything by hand finds.
+    times = []
+    for order, granularity, policy in product(
+        ("widest", "johnson"),
+        ("expert", "block"),
+        ("lru --unit expert", "lru --unit block", "saliency --loss 2%"),
+    ):
+        name = tmp_path / "one.json"
+        one = crisp(
+            "simulate", TRACE, "--metadata", metadata, "--limit", 20, "--budget", "10%,30%",
+            "--order", order, "--granularity", granularity, "--policy", *policy.split(),
+            "--json", name,
+        )  # fmt: skip
+        assert (one.code, one.err) == (0, "")
+        times += [run.metrics["ms_per_token_mean"] for run in load_runs(name)]
+    assert min(times) == took

@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from crisp.errors import CrispError, unknown_name
+from crisp.errors import CrispError, reason_of, unknown_name
 from crisp.hardware.cost import AnalyticCost, CostModel, TableCost
 from crisp.hardware.measured import MeasuredTables, measured_cost
 from crisp.hardware.tables import SECTIONS, read_tables, tables_dict
@@ -74,7 +74,7 @@ class HardwareProfile:
         except OSError as error:
             raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
         except ValueError as error:
-            raise CrispError(f"{path}: is not TOML: {error}") from error
+            raise CrispError(f"{path}: is not TOML: {reason_of(error)}") from error
         return _check_content(content, path)
 
     def to_dict(self) -> dict[str, Any]:

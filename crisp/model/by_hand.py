@@ -27,7 +27,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from crisp.errors import CrispError, shorten, unknown_name
+from crisp.errors import CrispError, reason_of, shorten, unknown_name
 
 KEYS = (
     "name", "layers", "moe_layers", "experts", "top_k", "d_model", "d_ff", "gate", "biases", "bits",
@@ -43,7 +43,7 @@ def read_by_hand(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise CrispError(f"{path}: is not TOML: {error}") from error
+        raise CrispError(f"{path}: is not TOML: {reason_of(error)}") from error
     for key in content:
         if key not in KEYS:
             raise CrispError(f"{path}: {unknown_name(key, KEYS, 'key')}")

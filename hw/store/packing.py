@@ -11,6 +11,7 @@ from crisp.checkpoint.admission import admit
 from crisp.checkpoint.gguf import GgufExperts, gguf_activation, gguf_file, read_model
 from crisp.checkpoint.quantised import DecodedCheckpoint
 from crisp.errors import CrispError
+from crisp.files import check_outside
 from crisp.hw.store.checkpoint_experts import locate_experts
 from crisp.hw.store.dtypes import NAMES
 from crisp.hw.store.encoding import RandomBlocks, encode_blocks
@@ -51,11 +52,14 @@ def pack(
     """
     _check_dtype(dtype)
     check_new(out)
+    if folder.is_dir():
+        check_outside(out, folder)
     file = gguf_file(folder)
     if file is not None:
         return _pack_gguf(file, out, dtype, block, progress)
     admitted = admit(folder, geometry=True)
     folder, checkpoint = admitted.source.folder, admitted.checkpoint
+    check_outside(out, folder)
     metadata = Metadata.load(folder / FILE) if (folder / FILE).exists() else None
     spec = admitted.spec
     if metadata is not None:

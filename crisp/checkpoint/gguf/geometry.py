@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from crisp.checkpoint.gguf.header import GgufHeader, GgufTensor, read_header
 from crisp.errors import CrispError
+from crisp.model.gguf_header import GgufHeader, GgufTensor, read_header
 from crisp.model.spec import ModelSpec
 
 _IN_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
@@ -68,6 +68,11 @@ def read_model(path: Path) -> GgufModel:
     n_layers = fields.count("block_count") - fields.count("nextn_predict_layers", 0)
     n_experts, top_k = fields.count("expert_count", 0), fields.count("expert_used_count", 0)
     routed, rest = _by_layer(header, n_layers)
+    bare = next((n for n in range(n_layers) if n not in routed and n not in rest), None)
+    if routed and bare is not None:
+        raise CrispError(
+            f"{path}: says {n_layers:,} layers (block_count), but has no tensors of layer {bare}"
+        )
     if not routed or not n_experts:
         old = any(re.search(r"ffn_(gate|up|down)\.\d+\.weight", name) for name in header.tensors)
         what = "has one tensor for each expert, as before 2024; convert the model anew"
@@ -122,7 +127,8 @@ class _ArchitectureFields:
         value = self._header.fields.get(name, default)
         if type(value) is not int or not 0 <= value < _LARGEST:
             raise CrispError(
-                f"{self._header.path}: {name}: found {value!r}, expected a whole number"
+                f"{self._header.path}: {name}: found {value!r}, expected a whole number below "
+                f"{_LARGEST:,}"
             )
         return value
 

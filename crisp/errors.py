@@ -61,7 +61,7 @@ def shorten(text: str) -> str:
 def reason_of(error: BaseException) -> str:
     """Return what a library says of a file, short, on one line and without its words for experts.
 
-    >>> reason_of(ValueError("bad value " + 50 * "9" + " in row 1\\nsee the manual"))
+    >>> reason_of(ValueError("bad value " + 90 * "9" + " in row 1\\nsee the manual"))
     'bad value 99999999999999999999… in row 1'
     >>> reason_of(KeyError())
     'KeyError'
@@ -72,4 +72,5 @@ def reason_of(error: BaseException) -> str:
     if "for integer string conversion" in text:  # Python's advice is for programmers
         return "a number of more than 4,300 digits"
     line = text.splitlines()[0] if text else type(error).__name__
-    return shorten(re.sub(r"(\S{20})\S{20,}", r"\1…", line))
+    line = re.sub(r"(\S{20})\S{60,}", r"\1…", line)
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 40]}…"

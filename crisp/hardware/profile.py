@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from crisp.errors import CrispError, reason_of, unknown_name
+from crisp.files import check_readable
 from crisp.hardware.cost import AnalyticCost, CostModel, TableCost
 from crisp.hardware.measured import MeasuredTables, measured_cost
 from crisp.hardware.tables import SECTIONS, read_tables, tables_dict
@@ -68,6 +69,7 @@ class HardwareProfile:
         not a number, without a source, or contradicting another entry.
         """
         path = Path(path)
+        check_readable(path)
         try:
             text = path.read_text(encoding="utf-8")
             content = tomllib.loads(text, parse_float=Decimal)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from crisp.errors import CrispError, reason_of, shorten, unknown_name
+from crisp.files import check_readable
 
 KEYS = (
     "name", "layers", "moe_layers", "experts", "top_k", "d_model", "d_ff", "gate", "biases", "bits",
@@ -38,6 +39,7 @@ _LARGEST = 10**15
 
 def read_by_hand(path: Path) -> dict[str, Any]:
     """Return the fields of a `ModelSpec` in a TOML file; CrispError names file and key."""
+    check_readable(path)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     except OSError as error:

@@ -10,6 +10,7 @@ from typing import Any
 from crisp.checkpoint.admission import admit
 from crisp.checkpoint.gguf import GgufExperts, gguf_activation, gguf_file, read_model
 from crisp.checkpoint.quantised import DecodedCheckpoint
+from crisp.checkpoint.source import local_model
 from crisp.errors import CrispError
 from crisp.files import check_outside
 from crisp.hw.store.checkpoint_experts import locate_experts
@@ -52,14 +53,14 @@ def pack(
     """
     _check_dtype(dtype)
     check_new(out)
-    if folder.is_dir():
-        check_outside(out, folder)
-    file = gguf_file(folder)
+    place = local_model(folder)
+    if place.is_dir():
+        check_outside(out, place)
+    file = gguf_file(place)
     if file is not None:
         return _pack_gguf(file, out, dtype, block, progress)
     admitted = admit(folder, geometry=True)
     folder, checkpoint = admitted.source.folder, admitted.checkpoint
-    check_outside(out, folder)
     metadata = Metadata.load(folder / FILE) if (folder / FILE).exists() else None
     spec = admitted.spec
     if metadata is not None:

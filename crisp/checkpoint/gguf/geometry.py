@@ -90,25 +90,28 @@ def read_model(path: Path) -> GgufModel:
         )
     layer_bits = [_bits(routed[layer].values()) for layer in sorted(routed)]
     dense = [tensor for tensors in rest.values() for tensor in tensors]
-    spec = ModelSpec(
-        name=str(header.fields.get("general.name") or path.stem),
-        n_layers=n_layers,
-        moe_layers=tuple(sorted(routed)),
-        n_experts=n_experts,
-        top_k=top_k,
-        d_model=d_model,
-        d_ff=d_ff,
-        dtype_bits=max(1, round(_bits(dense))) if dense else 16,
-        bits=layer_bits[0],
-        matrices=3 if has_gate else 2,
-        biases=any(f"blk.{layer}.ffn_up_exps.bias" in header.tensors for layer in routed),
-        dense_params=tuple(
-            sum(math.prod(tensor.shape) for tensor in rest.get(layer, ()))
-            for layer in range(n_layers)
-        ),
-        block=math.ceil(Fraction(d_ff, 8 * 16)) * 16,
-        config_hash=None,
-    ).with_layer_bits(layer_bits)
+    try:
+        spec = ModelSpec(
+            name=str(header.fields.get("general.name") or path.stem),
+            n_layers=n_layers,
+            moe_layers=tuple(sorted(routed)),
+            n_experts=n_experts,
+            top_k=top_k,
+            d_model=d_model,
+            d_ff=d_ff,
+            dtype_bits=max(1, round(_bits(dense))) if dense else 16,
+            bits=layer_bits[0],
+            matrices=3 if has_gate else 2,
+            biases=any(f"blk.{layer}.ffn_up_exps.bias" in header.tensors for layer in routed),
+            dense_params=tuple(
+                sum(math.prod(tensor.shape) for tensor in rest.get(layer, ()))
+                for layer in range(n_layers)
+            ),
+            block=math.ceil(Fraction(d_ff, 8 * 16)) * 16,
+            config_hash=None,
+        ).with_layer_bits(layer_bits)
+    except CrispError as error:
+        raise CrispError(f"{path}: {error}") from error
     return GgufModel(header, spec, routed, fields.architecture)
 
 

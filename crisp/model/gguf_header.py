@@ -123,7 +123,7 @@ def read_header(path: Path) -> GgufHeader:
 
 def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     """Return the fields and tensors of one file."""
-    if not path.is_file():
+    if not path.exists():
         raise CrispError(f"{path}: is missing; a GGUF file was expected")
     check_readable(path)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -262,6 +263,12 @@ def npy(shape: tuple[int, ...], dtype: str = "<i8") -> bytes:
         ("a.json", b"[1, 2, 3]", "a list of 3, the first int", "sglang (meta_info with routed"),
         ("a.npy", npy((4, 3)), "int64 [4, 3]", "array (expert ids [tokens, layers, k])"),
         ("a.npy", npy((1, 1, 1), "<c8"), "complex64 [1, 1, 1]", "moe-infinity (counts [seq"),
+        (
+            "a.dat",
+            struct.pack("<ii", 40, 24) + b"blk.0.ffn_up_exps.weight" + bytes(64),
+            "is an importance matrix in llama.cpp's old format",
+            "--from names its kind",
+        ),
         ("a.bin", b"\0\1\2", "is no text", "--from names its kind: bigmoeonedge, vllm"),
         ("a.gguf", b"GGUF\3\0\0\0" + bytes(16), "GGUF file with nothing", "llama.cpp (an imatrix"),
     ],

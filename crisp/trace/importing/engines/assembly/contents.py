@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from crisp.model.gguf_header import read_header
 from crisp.trace.importing.engines.assembly import files
 
 _MOST = 1 << 28  # bytes of a JSON file that is read to describe it
+# entries, then of each the length of its name, and the name, of a tensor of a block
+_OLD_IMATRIX = re.compile(rb"..\0\0.\0\0\0blk\.\d+\.[a-z_.]+", re.DOTALL)
 _SHOWN = 4  # names of a list of them
 
 
@@ -38,6 +41,8 @@ def describe_file(path: Path) -> str:
         return f"holds {_list(_tensor_names(path))}"
     if suffix == ".json" and path.stat().st_size < _MOST:
         return _describe(files.read_json(path))
+    if _OLD_IMATRIX.match(head):
+        return "is an importance matrix in llama.cpp's old format (newer ones are GGUF)"
     return "is text" if files.is_text(head) else "is no text"
 
 

@@ -6,6 +6,7 @@ The command line prints the message of a CrispError as one line and exits with c
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from numbers import Integral
 
@@ -55,3 +56,21 @@ def shorten(text: str) -> str:
     """Return a text as one line that fits into a message."""
     text = " ".join(text.splitlines())
     return text if len(text) <= _LONGEST else f"{text[:40]}…"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what a library says of a file, short, on one line and without its words for experts.
+
+    >>> reason_of(ValueError("bad value " + 90 * "9" + " in row 1\\nsee the manual"))
+    'bad value 99999999999999999999… in row 1'
+    >>> reason_of(KeyError())
+    'KeyError'
+    """
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    text = str(error).strip()
+    if "for integer string conversion" in text:  # Python's advice is for programmers
+        return "a number of more than 4,300 digits"
+    line = text.splitlines()[0] if text else type(error).__name__
+    line = re.sub(r"(\S{20})\S{60,}", r"\1…", line)
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 40]}…"

@@ -53,6 +53,15 @@ def check_new_folder(out: Path) -> None:
         raise CrispError(f"--out {out}: is a file; a new folder was expected")
 
 
+def check_outside(out: Path, folder: Path) -> None:
+    """Raise CrispError if ``out`` (of the option --out) lies in the model's ``folder``, or is it.
+
+    What reads, copies or hashes the model later would find the result among its files.
+    """
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise CrispError(f"--out {out}: is inside the model {folder}; another place was expected")
+
+
 @contextmanager
 def _beside(path: str | Path) -> Iterator[tuple[Path, Path]]:
     """Yield (a new temporary file, removed at the end; the final path, with links followed)."""

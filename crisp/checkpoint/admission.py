@@ -19,7 +19,7 @@ from crisp.checkpoint.geometry.read import read_folder
 from crisp.checkpoint.gguf import refuse_gguf
 from crisp.checkpoint.library import load_config, load_tokenizer, model_without_weights
 from crisp.checkpoint.quantised import open_any
-from crisp.checkpoint.source import ModelSource, find_model
+from crisp.checkpoint.source import ModelSource, find_model, local_model
 from crisp.errors import CrispError
 from crisp.model.geometry import ModelGeometry
 from crisp.model.spec import ModelSpec
@@ -64,7 +64,7 @@ def admit(
     not understood is but noted. Raises CrispError, one line that names the file, for the first
     check that fails.
     """
-    refuse_gguf(Path(name))
+    refuse_gguf(local_model(name))
     source = find_model(name)
     folder = source.folder
     if not (folder / "config.json").exists():

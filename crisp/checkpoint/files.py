@@ -18,7 +18,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from crisp.checkpoint.streaming import ByteSource, hash_tiles, map_in_threads, read_tiles
-from crisp.errors import CrispError
+from crisp.errors import CrispError, reason_of
 from crisp.files import check_readable
 from crisp.profile.metadata import FILE
 from crisp.progress import Progress, counter, no_progress
@@ -180,8 +180,7 @@ def _read_header(folder: Path, shard: str) -> list[TensorEntry]:
             size = int.from_bytes(file.read(8), "little")
             entries = json.loads(file.read(size))
     except (SafetensorError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise CrispError(f"{path}: is not a whole safetensors file ({reason})") from error
+        raise CrispError(f"{path}: is not a whole safetensors file ({reason_of(error)})") from error
     entries.pop("__metadata__", None)
     tensors = []
     for name, entry in entries.items():
@@ -200,7 +199,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise CrispError(f"{path}: is missing") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise CrispError(f"{path}: is no JSON file ({error})") from error
+        raise CrispError(f"{path}: is no JSON file ({reason_of(error)})") from error
     if not isinstance(content, dict):
         raise CrispError(f"{path}: is no JSON object; one was expected")
     return content

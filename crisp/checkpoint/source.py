@@ -46,7 +46,7 @@ def find_model(name: str | Path, *, download: bool = True) -> ModelSource:
     """
     folder, name = Path(name), str(name)
     if folder.is_dir():
-        return ModelSource.of_folder(folder)
+        return ModelSource.of_folder(main_snapshot(folder) or folder)
     if folder.exists() or not _is_hub_name(name):
         raise CrispError(
             f"{shorten(name)}: is no folder; one with a transformers checkpoint was expected"
@@ -79,19 +79,40 @@ def hub_cache() -> Path:
 
 def cached_snapshot(name: str) -> Path | None:
     """Return the snapshot of a repository's main branch in the hub's cache; None: there is none."""
-    repository = hub_cache() / f"models--{name.replace('/', '--')}"
+    return main_snapshot(hub_cache() / f"models--{name.replace('/', '--')}")
+
+
+def local_model(name: str | Path) -> Path:
+    """Return where on this machine the model of that name is; the name as a path if it is nowhere.
+
+    A folder of a repository in the hub's cache, and a name that is there, mean the snapshot of the
+    main branch.
+    """
+    path = Path(name)
+    return (main_snapshot(path) if path.exists() else cached_snapshot(str(name))) or path
+
+
+def main_snapshot(repository: Path) -> Path | None:
+    """Return the snapshot of the main branch in a repository's folder of the hub's cache.
+
+    None for any other folder, and for a snapshot without a model.
+    """
     reference = repository / "refs" / "main"
     try:
         revision = reference.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return None
     snapshot = repository / "snapshots" / revision
-    return snapshot if revision and (snapshot / "config.json").exists() else None
+    if not revision or not snapshot.is_dir():
+        return None
+    whole = (snapshot / "config.json").exists() or any(snapshot.glob("*.gguf"))
+    return snapshot if whole else None
 
 
 def _complete(snapshot: Path) -> bool:
     """Return whether a snapshot seems to have weights, so that the hub need not be asked."""
-    return any(snapshot.glob("*.safetensors")) or os.environ.get("HF_HUB_OFFLINE", "0") not in (
+    weights = any(any(snapshot.glob(kind)) for kind in ("*.safetensors", "*.gguf"))
+    return weights or os.environ.get("HF_HUB_OFFLINE", "0") not in (
         "", "0",
     )  # fmt: skip
 

@@ -117,10 +117,11 @@ def _explain(error: BaseException, command_line: list[str]) -> int:
     if fault is not None:
         return _say(f"error: {fault}", USAGE)
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{error.filename}: " if error.filename else _file_at_fault(error)
         return _say(f"error: {where}{error.strerror or error}", USAGE)
     if isinstance(error, MemoryError):
-        return _say(f"error: memory is too little: {error}".removesuffix(": "), USAGE)
+        where = _file_at_fault(error)
+        return _say(f"error: {where}memory is too little: {error}".removesuffix(": "), USAGE)
     if isinstance(error, InvariantError):
         return _say(
             f"error: a fault of crisp, not of your input: {error}; please report it, with the "
@@ -133,22 +134,26 @@ def _explain(error: BaseException, command_line: list[str]) -> int:
 def _unexpected(error: BaseException, command_line: list[str]) -> int:
     """Report an error that crisp does not know, such as a library's; return the exit code.
 
-    The file is the one that the innermost of crisp's functions was at: then it, and not crisp, is
-    likely to be at fault.
+    Where a file was read it, and not crisp, is likely to be at fault.
     """
-    files: list[Path] = []
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if str(frame.f_globals.get("__name__")).startswith("crisp."):
-            values = frame.f_locals.values()
-            files += [value for value in values if isinstance(value, Path) and value.is_file()]
-    where = f"{files[-1]}: " if files else ""
+    where = _file_at_fault(error)
     lines = str(error).strip().splitlines()
     reason = f": {lines[0][:_LONGEST]}" if lines else ""
     return _say(
         f"error: {where}{type(error).__name__}{reason}; crisp did not expect this: please report "
         f"it, with what this prints: {shlex.join(['crisp', '--debug', *command_line])}",
-        USAGE if files else FAULT,
+        USAGE if where else FAULT,
     )
+
+
+def _file_at_fault(error: BaseException) -> str:
+    """Return ``FILE: `` of the file that the innermost of crisp's functions was at, if any."""
+    files: list[Path] = []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).startswith("crisp."):
+            values = frame.f_locals.values()
+            files += [value for value in values if isinstance(value, Path) and value.is_file()]
+    return f"{files[-1]}: " if files else ""
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from crisp.errors import CrispError, unknown_name
+from crisp.errors import CrispError, reason_of, unknown_name
+from crisp.files import check_readable
 from crisp.hardware.cost import AnalyticCost, CostModel, TableCost
 from crisp.hardware.measured import MeasuredTables, measured_cost
 from crisp.hardware.tables import SECTIONS, read_tables, tables_dict
@@ -68,13 +69,14 @@ class HardwareProfile:
         not a number, without a source, or contradicting another entry.
         """
         path = Path(path)
+        check_readable(path)
         try:
             text = path.read_text(encoding="utf-8")
             content = tomllib.loads(text, parse_float=Decimal)
         except OSError as error:
             raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
         except ValueError as error:
-            raise CrispError(f"{path}: is not TOML: {error}") from error
+            raise CrispError(f"{path}: is not TOML: {reason_of(error)}") from error
         return _check_content(content, path)
 
     def to_dict(self) -> dict[str, Any]:

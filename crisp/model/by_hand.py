@@ -27,7 +27,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from crisp.errors import CrispError, shorten, unknown_name
+from crisp.errors import CrispError, reason_of, shorten, unknown_name
+from crisp.files import check_readable
 
 KEYS = (
     "name", "layers", "moe_layers", "experts", "top_k", "d_model", "d_ff", "gate", "biases", "bits",
@@ -38,12 +39,13 @@ _LARGEST = 10**15
 
 def read_by_hand(path: Path) -> dict[str, Any]:
     """Return the fields of a `ModelSpec` in a TOML file; CrispError names file and key."""
+    check_readable(path)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     except OSError as error:
         raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise CrispError(f"{path}: is not TOML: {error}") from error
+        raise CrispError(f"{path}: is not TOML: {reason_of(error)}") from error
     for key in content:
         if key not in KEYS:
             raise CrispError(f"{path}: {unknown_name(key, KEYS, 'key')}")

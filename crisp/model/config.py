@@ -16,7 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from crisp.errors import CrispError, unknown_name
+from crisp.errors import CrispError, reason_of, unknown_name
 from crisp.files import check_readable
 from crisp.model import layouts
 from crisp.model.fields import Fields
@@ -280,7 +280,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise CrispError(f"{path}: is not JSON: {error}") from error
+        raise CrispError(f"{path}: is not JSON: {reason_of(error)}") from error
     if not isinstance(config, dict):
         raise CrispError(f"{path}: holds a {type(config).__name__}, expected a config object")
     return config

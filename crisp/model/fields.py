@@ -89,9 +89,11 @@ class Fields:
         return value
 
     def section(self, key: str) -> Fields | None:
-        """Return the fields of a nested table; None: there is none."""
+        """Return the fields of a nested table; None: there is none, or null."""
         value = self.values.get(key)
-        return Fields(f"{self.where}: {key}", value) if isinstance(value, Mapping) else None
+        if value is not None and not isinstance(value, Mapping):
+            raise self.wrong(key, "an object")
+        return None if value is None else Fields(f"{self.where}: {key}", value)
 
     def dtype_bits(self) -> int:
         """Return the bits of the published dtype; 16, the usual ones, where it names none."""

@@ -269,7 +269,11 @@ class ModelSpec:
         if index.exists():
             return cls.from_dict(read_json(index).get("spec", {}), str(index))
         if Path(name_or_path).suffix == ".toml":
-            return cls(**read_by_hand(Path(name_or_path)))
+            fields = read_by_hand(Path(name_or_path))
+            try:
+                return cls(**fields)
+            except CrispError as error:
+                raise CrispError(f"{name_or_path}: {error}") from error
         if Path(name_or_path).exists():
             return cls.from_config(name_or_path)
         raise unknown_name(str(name_or_path), BUILTIN, "model")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from crisp.errors import CrispError
+from crisp.errors import CrispError, shorten
 from crisp.model.fields import Fields
 
 FP16 = 16
@@ -78,7 +78,12 @@ def stored_bits(f: Fields, dtype_bits: int, shape: ExpertShape) -> StoredBits:
             f"{q.where}: how many bits {method} stores a weight in is not known; --bits B says it"
         )
     scheme_of, words = _METHODS[method](q)
-    each = tuple(_layer_bits(scheme_of, layer, dtype_bits, shape) for layer in shape.layers)
+    try:
+        each = tuple(_layer_bits(scheme_of, layer, dtype_bits, shape) for layer in shape.layers)
+    except re.error as error:
+        raise CrispError(
+            f"{q.where}: {shorten(repr(error.pattern))} is no regular expression ({error.msg})"
+        ) from error
     if set(each) == {Fraction(dtype_bits)}:
         words += "; the routed experts are not quantised"
     return StoredBits(each, f"stored bits: quantization_config, {words}")
@@ -122,10 +127,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def _matches_expression(expression: str, name: str) -> bool:
-    try:
-        return re.match(expression, name) is not None
-    except re.error:
-        return False
+    return re.match(expression, name) is not None
 
 
 def _but(scheme: Scheme, skipped: Sequence[str]) -> SchemeOf:
@@ -211,7 +213,10 @@ def _bitsandbytes(q: Fields) -> tuple[SchemeOf, str]:
     if q.flag("load_in_4bit", False):
         nested = q.flag("bnb_4bit_use_double_quant", False)
         shared = 8 + Fraction(FP32, 256) if nested else Fraction(FP32)
-        words = f"bitsandbytes: {q.values.get('bnb_4bit_quant_type') or 'fp4'}, scales of 64"
+        kind = q.values.get("bnb_4bit_quant_type") or "fp4"
+        if kind not in ("nf4", "fp4"):
+            raise q.wrong("bnb_4bit_quant_type", "nf4 or fp4")
+        words = f"bitsandbytes: {kind}, scales of 64"
         return _but(Scheme(Fraction(4), 1, 64, shared), skipped), words + ", nested" * nested
     scheme = Scheme(Fraction(8), 1, None, Fraction(FP32))
     return _but(scheme, skipped), "bitsandbytes: int8, a scale for each row"

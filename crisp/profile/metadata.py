@@ -18,7 +18,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from crisp.errors import CrispError
+from crisp.errors import CrispError, reason_of
 from crisp.files import atomic, check_readable
 from crisp.model.spec import ModelSpec
 from crisp.profile import Profile, dominant, tiers
@@ -183,7 +183,7 @@ class Metadata:
         except OSError as error:
             raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
         except SafetensorError as error:
-            raise CrispError(f"{path}: is no safetensors file: {error}") from error
+            raise CrispError(f"{path}: is no safetensors file: {reason_of(error)}") from error
         spec = ModelSpec.from_dict(header["model"], str(path))
         _check_tensors(path, spec, tensors)
         fields = {name: tensor for name, tensor in tensors.items() if name != "tiers"}
@@ -210,7 +210,7 @@ def _header(path: Path | str, entries: Mapping[str, str]) -> dict[str, Any]:
     try:
         header = json.loads(entries.get("crisp", "null"))
     except (ValueError, RecursionError) as error:
-        raise CrispError(f"{path}: its header is damaged: {error}") from error
+        raise CrispError(f"{path}: its header is damaged: {reason_of(error)}") from error
     if not isinstance(header, dict) or header.get("version") != VERSION:
         raise CrispError(f"{path}: is not metadata of a prepared model (version {VERSION})")
     for key, kind in _HEADER.items():

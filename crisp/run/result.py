@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.errors import CrispError, InvariantError
-from crisp.files import atomic
+from crisp.files import atomic, check_readable
 from crisp.hardware.cost import costs_by_row
 from crisp.hardware.energy import Energy, StateDurations
 from crisp.hardware.profile import CostModel
@@ -90,6 +90,7 @@ def save_runs(runs: Run | list[Run], path: str | Path) -> None:
 
 def load_runs(path: str | Path) -> list[Run]:
     """Return the runs in a file of `save_runs`, one at least; CrispError for another file."""
+    check_readable(path)
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         json.dumps(content, allow_nan=False, ensure_ascii=False).encode()  # numbers and text, all

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from crisp.errors import CrispError
+from crisp.errors import CrispError, reason_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -152,7 +152,7 @@ def _read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
         table = pa.csv.read_csv(path)
     except pa.ArrowException as error:
-        raise CrispError(f"{path}: {str(error).splitlines()[0]}") from error
+        raise CrispError(f"{path}: {reason_of(error)}") from error
     if not table.num_rows:
         raise CrispError(f"{path}: holds no rows")
     return {name: table.column(name).to_numpy() for name in table.column_names}

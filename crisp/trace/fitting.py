@@ -18,7 +18,8 @@ def fit_to_trace(spec: ModelSpec, trace: RoutingTrace, top_k: int | None = None)
         spec = spec.with_(top_k=top_k)
     if header.n_experts != spec.n_experts:
         raise CrispError(
-            f"model {spec.name}: {spec.n_experts} experts, but the trace has {header.n_experts}"
+            f"model {spec.name}: {spec.n_experts} experts, but the trace has {header.n_experts}; "
+            "crisp trace capture, import and synth make a trace of another model"
         )
     if trace.k != spec.top_k:
         hint = "" if top_k is not None else f"; --top-k {trace.k} simulates it as recorded"

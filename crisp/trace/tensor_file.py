@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from crisp.errors import CrispError
+from crisp.errors import CrispError, reason_of
 from crisp.files import check_readable
 
 Array = npt.NDArray[Any]
@@ -55,7 +55,7 @@ def read(path: Path) -> MappedTensors:
         with path.open("rb") as file:
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (SafetensorError, OSError) as error:
-        raise CrispError(f"{path}: not a whole safetensors file ({_first_line(error)})") from error
+        raise CrispError(f"{path}: not a whole safetensors file ({reason_of(error)})") from error
     size = int.from_bytes(memory[:8], "little")
     entries = json.loads(memory[8 : 8 + size])
     entries.pop("__metadata__", None)
@@ -100,7 +100,3 @@ def _view(memory: mmap.mmap, dtype: np.dtype[Any], shape: tuple[int, ...], start
     """Return the array of this shape that begins at byte ``start``."""
     count = int(np.prod(shape, dtype=np.int64))
     return np.frombuffer(memory, dtype, count, start).reshape(shape)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

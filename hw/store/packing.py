@@ -10,7 +10,9 @@ from typing import Any
 from crisp.checkpoint.admission import admit
 from crisp.checkpoint.gguf import GgufExperts, gguf_activation, gguf_file, read_model
 from crisp.checkpoint.quantised import DecodedCheckpoint
+from crisp.checkpoint.source import local_model
 from crisp.errors import CrispError
+from crisp.files import check_outside
 from crisp.hw.store.checkpoint_experts import locate_experts
 from crisp.hw.store.dtypes import NAMES
 from crisp.hw.store.encoding import RandomBlocks, encode_blocks
@@ -51,7 +53,10 @@ def pack(
     """
     _check_dtype(dtype)
     check_new(out)
-    file = gguf_file(folder)
+    place = local_model(folder)
+    if place.is_dir():
+        check_outside(out, place)
+    file = gguf_file(place)
     if file is not None:
         return _pack_gguf(file, out, dtype, block, progress)
     admitted = admit(folder, geometry=True)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from crisp.errors import CrispError
+from crisp.errors import CrispError, reason_of
 from crisp.extras import import_extra
 from crisp.files import check_readable
 from crisp.hw.store.format import DTYPES, HASHES, VERSION, file_name, header, table_name
@@ -218,7 +218,7 @@ def _index(folder: Path) -> tuple[dict[str, Any], str]:
     except OSError as error:
         raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise CrispError(f"{path}: is not JSON: {error}") from error
+        raise CrispError(f"{path}: is not JSON: {reason_of(error)}") from error
     if not isinstance(fields, dict) or fields.get("version") != VERSION:
         version = fields.get("version") if isinstance(fields, dict) else None
         raise CrispError(

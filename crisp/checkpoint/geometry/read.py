@@ -13,7 +13,7 @@ from crisp.checkpoint.geometry.skeleton import default_config, skeleton_geometry
 from crisp.checkpoint.geometry.tensors import TensorGeometry, tensor_geometry
 from crisp.checkpoint.gguf import gguf_file
 from crisp.checkpoint.gguf import read_geometry as read_gguf
-from crisp.checkpoint.source import ModelSource, cached_snapshot
+from crisp.checkpoint.source import ModelSource, local_model
 from crisp.errors import CrispError
 from crisp.model import layouts
 from crisp.model.config import ESTIMATED, FAMILIES, ConfigGeometry, read_geometry, read_json
@@ -39,11 +39,9 @@ def read_model(name_or_path: str | Path, bits: Fraction | None = None) -> ModelG
     path = Path(name_or_path)
     if str(name_or_path) in BUILTIN or (path / STORE_INDEX).exists() or path.suffix == ".toml":
         return read_named(name_or_path, bits)
+    path = local_model(path)
     if not path.exists():
-        snapshot = cached_snapshot(str(name_or_path))
-        if snapshot is None:
-            return read_named(name_or_path, bits)  # says which names there are
-        path = snapshot
+        return read_named(name_or_path, bits)  # says which names there are
     gguf = gguf_file(path)
     if gguf is not None:
         return ModelGeometry(read_gguf(gguf), GGUF).with_bits(bits)
@@ -189,6 +187,7 @@ def _refined(
     kept = geometry.notes
     if each != before or tensors.quantised:
         method = next((note for note in kept if note.startswith(BITS_NOTE)), None)
+        method = method if tensors.quantised else None
         kept = tuple(note for note in kept if not note.startswith(BITS_NOTE))
         how = f" ({method.partition(', ')[2]})" if method else ""
         notes.append(f"{BITS_NOTE}: as the checkpoint's tensors have them{how}")

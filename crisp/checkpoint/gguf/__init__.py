@@ -2,7 +2,7 @@
 
 from crisp.checkpoint.gguf.experts import GgufExperts, gguf_activation
 from crisp.checkpoint.gguf.geometry import GgufModel, read_geometry, read_model
-from crisp.checkpoint.gguf.header import GgufHeader, gguf_file, read_header, refuse_gguf
+from crisp.model.gguf_header import GgufHeader, gguf_file, read_header, refuse_gguf
 
 __all__ = [
     "GgufExperts",

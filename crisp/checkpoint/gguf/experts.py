@@ -10,11 +10,11 @@ import numpy as np
 
 from crisp.checkpoint.files import TensorEntry, combine_digests
 from crisp.checkpoint.gguf.geometry import GgufModel
-from crisp.checkpoint.gguf.header import GgufTensor
 from crisp.checkpoint.quantised.numbers import Floats
 from crisp.checkpoint.streaming import ByteSource, hash_tiles, read_tiles
 from crisp.errors import CrispError
 from crisp.extras import import_extra
+from crisp.model.gguf_header import GgufTensor
 from crisp.progress import Progress, counter, no_progress
 
 # What the gate of an expert is, which no field says: llama.cpp has it in each architecture's code
@@ -115,7 +115,8 @@ class GgufExperts:
         self._advance(nbytes)
         kind = self._quants.GGMLQuantizationType[tensor.kind]
         try:
-            numbers: Floats = self._quants.dequantize(stored.reshape(*rows, -1), kind)
+            with np.errstate(all="ignore"):  # what is not finite is refused below
+                numbers: Floats = self._quants.dequantize(stored.reshape(*rows, -1), kind)
         except NotImplementedError as error:
             raise CrispError(f"{tensor.where}: {tensor.kind} cannot be decoded by gguf") from error
         if not np.isfinite(numbers).all():

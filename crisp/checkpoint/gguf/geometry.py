@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from crisp.checkpoint.gguf.header import GgufHeader, GgufTensor, read_header
 from crisp.errors import CrispError
+from crisp.model.gguf_header import GgufHeader, GgufTensor, read_header
 from crisp.model.spec import ModelSpec
 
 _IN_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
@@ -68,6 +68,11 @@ def read_model(path: Path) -> GgufModel:
     n_layers = fields.count("block_count") - fields.count("nextn_predict_layers", 0)
     n_experts, top_k = fields.count("expert_count", 0), fields.count("expert_used_count", 0)
     routed, rest = _by_layer(header, n_layers)
+    bare = next((n for n in range(n_layers) if n not in routed and n not in rest), None)
+    if routed and bare is not None:
+        raise CrispError(
+            f"{path}: says {n_layers:,} layers (block_count), but has no tensors of layer {bare}"
+        )
     if not routed or not n_experts:
         old = any(re.search(r"ffn_(gate|up|down)\.\d+\.weight", name) for name in header.tensors)
         what = "has one tensor for each expert, as before 2024; convert the model anew"
@@ -85,25 +90,28 @@ def read_model(path: Path) -> GgufModel:
         )
     layer_bits = [_bits(routed[layer].values()) for layer in sorted(routed)]
     dense = [tensor for tensors in rest.values() for tensor in tensors]
-    spec = ModelSpec(
-        name=str(header.fields.get("general.name") or path.stem),
-        n_layers=n_layers,
-        moe_layers=tuple(sorted(routed)),
-        n_experts=n_experts,
-        top_k=top_k,
-        d_model=d_model,
-        d_ff=d_ff,
-        dtype_bits=max(1, round(_bits(dense))) if dense else 16,
-        bits=layer_bits[0],
-        matrices=3 if has_gate else 2,
-        biases=any(f"blk.{layer}.ffn_up_exps.bias" in header.tensors for layer in routed),
-        dense_params=tuple(
-            sum(math.prod(tensor.shape) for tensor in rest.get(layer, ()))
-            for layer in range(n_layers)
-        ),
-        block=math.ceil(Fraction(d_ff, 8 * 16)) * 16,
-        config_hash=None,
-    ).with_layer_bits(layer_bits)
+    try:
+        spec = ModelSpec(
+            name=str(header.fields.get("general.name") or path.stem),
+            n_layers=n_layers,
+            moe_layers=tuple(sorted(routed)),
+            n_experts=n_experts,
+            top_k=top_k,
+            d_model=d_model,
+            d_ff=d_ff,
+            dtype_bits=max(1, round(_bits(dense))) if dense else 16,
+            bits=layer_bits[0],
+            matrices=3 if has_gate else 2,
+            biases=any(f"blk.{layer}.ffn_up_exps.bias" in header.tensors for layer in routed),
+            dense_params=tuple(
+                sum(math.prod(tensor.shape) for tensor in rest.get(layer, ()))
+                for layer in range(n_layers)
+            ),
+            block=math.ceil(Fraction(d_ff, 8 * 16)) * 16,
+            config_hash=None,
+        ).with_layer_bits(layer_bits)
+    except CrispError as error:
+        raise CrispError(f"{path}: {error}") from error
     return GgufModel(header, spec, routed, fields.architecture)
 
 
@@ -122,7 +130,8 @@ class _ArchitectureFields:
         value = self._header.fields.get(name, default)
         if type(value) is not int or not 0 <= value < _LARGEST:
             raise CrispError(
-                f"{self._header.path}: {name}: found {value!r}, expected a whole number"
+                f"{self._header.path}: {name}: found {value!r}, expected a whole number below "
+                f"{_LARGEST:,}"
             )
         return value
 

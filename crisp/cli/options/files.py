@@ -10,6 +10,7 @@ from crisp.errors import CrispError
 from crisp.files import check_writable
 
 STDOUT = "-"
+_WEIGHTS = ".safetensors"
 Name = str | Path | None
 
 
@@ -23,9 +24,10 @@ def check_outputs(
 
     outputs: option -> file. It must not be another output, by whatever spelling or link, nor an
     input. inputs: (option or argument, file or folder); what is not there, such as a name on the
-    hub, cannot be destroyed. Into a folder that is read new files may go, but none of its files may
-    be replaced. stdout: whether - stands for standard output. A name is best passed as it was
-    spelled: a Path has forgotten the slash that ends ``x.json/``.
+    hub, cannot be destroyed. Into a folder that is read new files may go, but no safetensors, which
+    its readers would take for weights, and none of its files may be replaced. stdout: whether -
+    stands for standard output. A name is best passed as it was spelled: a Path has forgotten the
+    slash that ends ``x.json/``.
     """
     read = [(what, Path(name)) for what, name in inputs if name is not None and Path(name).exists()]
     written: dict[Path, str] = {}
@@ -45,6 +47,12 @@ def check_outputs(
             check_writable(name)
         except CrispError as error:
             raise CrispError(f"{option} {error}") from error
+        for what, folder in read:
+            if place.suffix == _WEIGHTS and folder.is_dir() and place.parent.samefile(folder):
+                raise CrispError(
+                    f"{option} {name}: would be taken for weights in {what} {folder}; another "
+                    "folder was expected"
+                )
         if place.exists():
             _check_kept(f"{option} {name}", place, read)
 

@@ -16,7 +16,7 @@ from crisp.model.spec import ModelSpec
 from crisp.trace import RoutingTrace
 from crisp.trace.counts import draw_from_counts
 from crisp.trace.importing.engines import EngineLog, ExpertCounts, read_log
-from crisp.trace.importing.table import Imported
+from crisp.trace.importing.table import Imported, note_top_k
 from crisp.units import format_count
 
 
@@ -56,10 +56,7 @@ def import_log(
     if spec is not None:
         header = replace(header, model=spec.name, config_hash=spec.config_hash, spec=spec.to_dict())
         if trace.k != spec.top_k:
-            notes.append(
-                f"{spec.name} routes to {spec.top_k} experts, the log has {trace.k}: "
-                f"simulate with --top-k {trace.k}"
-            )
+            notes.append(note_top_k(spec, trace.k, "log", out))
     else:
         dense = sorted(set(range(trace.layers)) - set(trace.moe_layers))
         if dense:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from crisp.errors import CrispError, unknown_name
+from crisp.errors import CrispError, reason_of, unknown_name
 from crisp.extensions import find_name
 from crisp.trace.importing import columns
 from crisp.trace.importing.sequence_ids import SequenceIds, sequence_numbers
@@ -100,7 +100,9 @@ class LongTable:
                 shown = [ours[name] for name in batch.schema.names]
                 yield pa.RecordBatch.from_arrays(batch.columns, names=shown), share
         except (pa.ArrowException, OSError) as error:
-            raise CrispError(f"{self.path}: {str(error).splitlines()[0]}") from error
+            what = reason_of(error)
+            what = "a line is too long for a table" if "straddle" in what else what
+            raise CrispError(f"{self.path}: {what}") from error
 
     def sequences(self, batch: Any) -> Ints:
         """Return the sequence of each row [n]; see `sequence_numbers` for what it raises."""
@@ -144,14 +146,14 @@ def open_table(
     if reader is None:
         if not path.is_file():
             raise CrispError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
-        if path.suffix.lower() not in _ENDINGS:
-            raise CrispError(f"{path}: unknown kind of table; expected {', '.join(_ENDINGS)}")
-        reader = _ENDINGS[path.suffix.lower()]
+        if path.suffix.lower() not in ENDINGS:
+            raise CrispError(f"{path}: unknown kind of table; expected {', '.join(ENDINGS)}")
+        reader = ENDINGS[path.suffix.lower()]
     open_with = find_name(READERS, reader, "importer")
     try:
         table = open_with(path)
     except (pa.ArrowException, OSError) as error:
-        raise CrispError(f"{path}: {str(error).splitlines()[0]}") from error
+        raise CrispError(f"{path}: {reason_of(error)}") from error
     source = table.source if isinstance(table, LongTable) else table
     _check_called(path, source, called or {})
     return LongTable(path, source, called or {})
@@ -180,7 +182,9 @@ def table_of_columns(path: Path, columns: Mapping[str, npt.ArrayLike]) -> LongTa
     try:
         arrays = {name: np.asarray(values) for name, values in columns.items()}
     except (ValueError, OverflowError) as error:
-        raise CrispError(f"{path}: the importer's columns are no arrays: {error}") from error
+        raise CrispError(
+            f"{path}: the importer's columns are no arrays: {reason_of(error)}"
+        ) from error
     for name, array in arrays.items():
         if array.dtype.kind not in ("iuf" if name == "weights" else "iu"):
             raise CrispError(
@@ -217,4 +221,4 @@ def table_of_columns(path: Path, columns: Mapping[str, npt.ArrayLike]) -> LongTa
 Open = Callable[[Path], Source | LongTable]
 
 READERS: dict[str, Open] = {"parquet": open_parquet, "csv": open_csv, "jsonl": open_jsonl}
-_ENDINGS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+ENDINGS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}

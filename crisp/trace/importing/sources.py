@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
@@ -22,8 +23,12 @@ Batches = Iterator[tuple[Any, float]]  # record batches, with the share of the f
 
 _BATCH_ROWS = 1 << 17
 _BLOCK_BYTES = 1 << 21  # of text; Arrow reads a few dozen blocks ahead
+_LONGEST_HEADER = 1 << 17  # characters: more than the csv module takes apart
+_DEEPEST = 200  # brackets within each other in a JSON line: Arrow's parser dies of many
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?')
 _CONVERSION = re.compile(r"In CSV column #(\d+): .*conversion error.*invalid value '(.*)'", re.S)
 _SEQUENCE = "sequence"
+_OPENING, _CLOSING = np.frombuffer(b"[{", np.uint8), np.frombuffer(b"]}", np.uint8)
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,11 @@ def open_csv(path: Path) -> Source:
     empty cells.
     """
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        line = file.readline().rstrip("\r\n")
+        line = file.readline(_LONGEST_HEADER).rstrip("\r\n")
+    if not line.strip():
+        raise CrispError(f"{path}: its first line is empty; names of columns were expected")
+    if len(line) >= _LONGEST_HEADER or any(ord(mark) < 32 and mark != "\t" for mark in line):
+        raise CrispError(f"{path}: its first line is not text with the names of columns")
     apart = next((mark for mark in ",;\t" if mark in line), ",")
     names = [name.strip() for name in next(csv.reader([line], delimiter=apart), [])]
     for name, times in Counter(names).items():
@@ -141,11 +150,25 @@ def _json_blocks(path: Path, options: Any) -> Iterator[tuple[Any, float]]:
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):
             block += file.readline()
+            _check_nesting(path, block)
             if block.strip():
                 yield (
                     pa.json.read_json(pa.BufferReader(block), parse_options=options),
                     file.tell() / size,
                 )
+
+
+def _check_nesting(path: Path, block: bytes) -> None:
+    """Raise CrispError for a line whose lists and objects are nested too deeply."""
+    if max(block.count(b"["), block.count(b"{")) <= _DEEPEST:
+        return
+    for line in block.splitlines():
+        if line.count(b"[") + line.count(b"{") <= _DEEPEST:
+            continue
+        codes = np.frombuffer(_STRING.sub(b"", line), np.uint8)
+        steps = np.isin(codes, _OPENING).astype(np.int64) - np.isin(codes, _CLOSING)
+        if steps.cumsum().max(initial=0) > _DEEPEST:
+            raise CrispError(f"{path}: a line is nested too deeply")
 
 
 def _json_type(name: str, kind: Any) -> Any:

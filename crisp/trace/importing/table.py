@@ -7,6 +7,7 @@ token, one batch of the table, and the pages being written.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from crisp.files import atomic
 from crisp.model.spec import ModelSpec
 from crisp.trace import Header, RoutingTrace, tensor_file
 from crisp.trace.check import half_weights
+from crisp.trace.importing.engines.log import check_sizes
 from crisp.trace.importing.ordering import sort_experts
 from crisp.trace.importing.readers import KEYS, LongTable, open_table
 from crisp.trace.importing.sequence_ids import UnnumberedSequencesError
@@ -80,8 +82,9 @@ def import_table(
     """
     if spec is not None:
         n_experts, n_layers = spec.n_experts, spec.n_layers
-    if n_experts is None or n_layers is None or n_experts < 1 or n_layers < 1:
-        raise CrispError("import: expected a model, or at least 1 expert and 1 layer")
+    check_sizes(n_experts, n_layers, None)
+    if n_experts is None or n_layers is None:
+        raise CrispError("import: expected a model, or the numbers of experts and layers")
     origin = "" if reader is None else describe_origins([("importer", reader)])
     by = f" by {reader}, {origin}" if origin else ""  # a plugin
     with atomic(out) as temporary:  # first of all: it refuses a folder that is not there
@@ -129,7 +132,15 @@ def import_table(
         k=tokens.k,
         sequences=len(trace.sequences()[0]),
         dropped=plan.dropped,
-        notes=tuple(_notes(table, tokens, plan, spec, resorted)),
+        notes=tuple(_notes(table, tokens, plan, spec, resorted, out)),
+    )
+
+
+def note_top_k(spec: ModelSpec, k: int, what: str, out: Path) -> str:
+    """Return the note on a log or table with another number of experts a token than the model's."""
+    return (
+        f"{spec.name} routes to {spec.top_k} experts, the {what} has {k}: "
+        f"crisp simulate {shlex.quote(str(out))} --top-k {k} takes it as it is"
     )
 
 
@@ -218,15 +229,17 @@ def _note_phases(table: LongTable, phase: npt.NDArray[np.uint8], row: Ints, new:
 
 
 def _notes(
-    table: LongTable, tokens: Survey, plan: RowPlan, spec: ModelSpec | None, resorted: int
+    table: LongTable,
+    tokens: Survey,
+    plan: RowPlan,
+    spec: ModelSpec | None,
+    resorted: int,
+    out: Path,
 ) -> list[str]:
     """Return what the user should know of an import, a line each."""
     notes = []
     if spec is not None and tokens.k != spec.top_k:
-        notes.append(
-            f"{spec.name} routes to {spec.top_k} experts, the table has {tokens.k}: "
-            f"simulate with --top-k {tokens.k}"
-        )
+        notes.append(note_top_k(spec, tokens.k, "table", out))
     absent = [str(layer) for layer in np.flatnonzero(~tokens.moe)]
     if spec is None and absent:
         notes.append(f"no rows of layer {', '.join(absent)}: taken as not MoE")

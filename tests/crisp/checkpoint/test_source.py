@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crisp.checkpoint.source import ModelSource, find_model
+from crisp.checkpoint.source import ModelSource, find_model, local_model
 from crisp.errors import CrispError
 
 REVISION = "4f1b0c9e2a7d4f1b0c9e2a7d4f1b0c9e2a7d4f1b"
@@ -38,6 +38,17 @@ def test_a_name_a_snapshot_and_a_link_to_it_are_the_same_model(
         found = find_model(name)
         assert (found.name, found.revision) == ("acme/TinyMoE", REVISION)
         assert (found.folder / "config.json").read_text() == "{}"
+
+
+def test_the_folder_of_a_repository_means_its_snapshot(snapshot: Path) -> None:
+    repository = snapshot.parents[1]
+    assert local_model(repository) == find_model(repository).folder == snapshot
+    assert local_model("acme/TinyMoE") == snapshot
+    assert local_model("acme/Other") == Path("acme/Other")
+    (snapshot / "config.json").unlink()
+    assert local_model(repository) == repository
+    (snapshot / "model-Q4_K_M.gguf").touch()  # such repositories often have nothing else
+    assert local_model("acme/TinyMoE") == snapshot
 
 
 def test_a_folder_is_called_by_its_name(tmp_path: Path) -> None:

@@ -95,6 +95,10 @@ CAPTURE = "trace capture model --text text.txt "
         (EVAL + "--json a.json/", "--json a.json/: is spelled like a folder"),
         (CAPTURE + "--out text.txt", "--out text.txt: would replace --text text.txt"),
         (CAPTURE + "--out model/config.json", "would replace a file of MODEL model"),
+        (
+            CAPTURE + "--out again/model/x.trace.safetensors",
+            "would be taken for weights in MODEL model; another folder was expected",
+        ),
         (CAPTURE + "--out a/", "--out a/: is spelled like a folder"),
         (CAPTURE + "--out -", "--out -: a file name was expected"),
         (

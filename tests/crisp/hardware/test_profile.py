@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,9 @@ def test_a_bad_profile_is_refused_in_one_line(
 def test_an_unreadable_profile_is_named(tmp_path: Path) -> None:
     with pytest.raises(CrispError, match=r"none\.toml: cannot be read: No such file"):
         HardwareProfile.load(tmp_path / "none.toml")
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(CrispError, match=r"pipe\.toml: is not an ordinary file"):
+        HardwareProfile.load(tmp_path / "pipe.toml")
     broken = tmp_path / "broken.toml"
     for content in (b"kind = ", b"\xff"):
         broken.write_bytes(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 from pathlib import Path
 
@@ -78,6 +79,12 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, text: str, message: s
     with pytest.raises(CrispError, match=message) as error:
         ModelSpec.named(written(tmp_path, text))
     assert "\n" not in str(error.value)
+
+
+def test_a_pipe_without_a_writer_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(CrispError, match=r"pipe\.toml: is not an ordinary file"):
+        ModelSpec.named(tmp_path / "pipe.toml")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -132,6 +132,11 @@ def test_what_is_not_known_says_what_helps() -> None:
     assert stated.digest() == read.digest()
     for quantization in (
         {"quant_method": "gptq"},
+        {"quant_method": "gptq", "bits": 4, "group_size": 64, "dynamic": 5},
+        {"quant_method": "gptq", "bits": 4, "group_size": 64, "dynamic": {"(": {}}},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": 5},
+        {"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["re:("]},
+        "gptq",
         {"quant_method": "compressed-tensors"},
         {"quant_method": "fp8", "weight_block_size": [0, 1]},
         compressed({"num_bits": 4, "strategy": "?"}),
@@ -149,6 +154,5 @@ def test_patterns_mean_whole_parts_of_names() -> None:
         "layers.11": False,
         "model.layers.*.mlp": True,
         "re:.*experts.*": True,
-        "re:(": False,
     }.items():
         assert matches(pattern, name) is means, pattern

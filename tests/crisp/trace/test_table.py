@@ -272,7 +272,7 @@ def test_a_list_of_weights_that_is_too_short(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no column sequence, token, layer, e0; found "),
+        ("", "its first line is empty; names of columns were expected"),
         ("sequence,token,e0\n0,0,1\n", "no column layer; found sequence, token, e0"),
         ("sequence,token,layer,e0,e2\n0,0,0,1,2\n", "columns e0.. end at e2, with gaps"),
         ("sequence,token,layer,e0,e1,w0\n0,0,0,1,2,1\n", "2 columns of experts, 1 of weights"),
@@ -581,13 +581,21 @@ def test_another_k_than_the_model_is_recorded_and_said(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", rows({0: range(3)}, layers=(1, 2), k=3))
     trace, done = run(path, spec=deepseek())
     assert trace.header.top_k == 3
-    assert done.notes == ("small routes to 2 experts, the table has 3: simulate with --top-k 3",)
+    assert done.notes == (
+        "small routes to 2 experts, the table has 3: "
+        f"crisp simulate {tmp_path}/out.trace.safetensors --top-k 3 takes it as it is",
+    )
 
 
 def test_a_model_is_needed(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", rows({0: range(3)}))
-    for wrong in ({"n_experts": None}, {"n_layers": None}, {"n_layers": 0}):
-        with pytest.raises(CrispError, match="expected a model, or at least 1 expert"):
+    for wrong, message in (
+        ({"n_experts": None}, "expected a model, or the numbers of experts and layers"),
+        ({"n_layers": None}, "expected a model, or the numbers of experts and layers"),
+        ({"n_layers": 0}, "--layers 0: expected 1 to 16,384"),
+        ({"n_experts": 40_000}, "--experts 40000: expected 1 to 32,767"),
+    ):
+        with pytest.raises(CrispError, match=message):
             import_table(path, tmp_path / "o", **({"n_experts": 8, "n_layers": 2} | wrong))
 
 

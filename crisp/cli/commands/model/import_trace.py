@@ -16,9 +16,11 @@ from crisp.errors import CrispError
 from crisp.extensions import find_name
 from crisp.files import check_readable
 from crisp.model.spec import ModelSpec
-from crisp.trace.importing.engines import ENGINES, recognise_log
+from crisp.trace.importing.engines import ENGINES, not_recognised, recognise_log
+from crisp.trace.importing.engines.cache_eval import BELONG
+from crisp.trace.importing.engines.log import check_sizes
 from crisp.trace.importing.log import import_log
-from crisp.trace.importing.readers import READERS
+from crisp.trace.importing.readers import ENDINGS, READERS
 from crisp.trace.importing.table import import_table
 from crisp.units import format_count
 
@@ -73,10 +75,13 @@ def import_trace(
     """Make a trace of another engine's log, or of a long table."""
     if model is not None and (experts is not None or layers is not None):
         raise CrispError("import: expected either --model, or --experts and --layers; found both")
+    check_sizes(experts, layers, top_k)
     for file in files:
         if not file.is_file():
             raise CrispError(f"{file}: {'not a file' if file.exists() else 'no such file'}")
-    inputs: list[tuple[str, Name]] = [*(("FILE", file) for file in files), ("--model", model)]
+    belonging = [file.with_name(name) for file in files for name in BELONG.get(file.name, ())]
+    read = [*files, *belonging]
+    inputs: list[tuple[str, Name]] = [*(("FILE", file) for file in read), ("--model", model)]
     check_outputs({"--out": out}, inputs, stdout=False)
     spec = None if model is None else read_model(model).spec
     engine = _engine_of(files, reader, column)
@@ -142,7 +147,10 @@ def _engine_of(files: list[Path], reader: str | None, column: str | None) -> str
     if column is not None:
         return None
     check_readable(files[0])
-    return recognise_log(files[0])
+    engine = recognise_log(files[0])
+    if engine is None and files[0].suffix.lower() not in ENDINGS:
+        raise not_recognised(files[0])
+    return engine
 
 
 def _only_table(

@@ -109,16 +109,16 @@ def _support_lines(support: dict[str, str | None]) -> list[str]:
 def _support(name: str, geometry: ModelGeometry) -> dict[str, str | None]:
     """Return for each command why it does not take the model; None: it does."""
     from crisp.checkpoint.geometry.read import GGUF, has_weights
-    from crisp.checkpoint.source import cached_snapshot
+    from crisp.checkpoint.source import local_model
     from crisp.model.spec import BUILTIN
 
     support: dict[str, str | None] = {"simulate": None}
-    folder = Path(name) if Path(name).is_dir() else cached_snapshot(name)
+    folder = local_model(name)
     real = ("capture", "eval", "prepare", "pack", "generate")
     if geometry.source == GGUF:
-        pack = _reason(lambda: _check_gguf(Path(name)))
+        pack = _reason(lambda: _check_gguf(folder))
         return support | dict.fromkeys(real, _ONLY_EXPERTS) | {"pack": pack}
-    if name in BUILTIN or folder is None or not has_weights(folder):
+    if name in BUILTIN or not has_weights(folder):
         return support | dict.fromkeys(real, _NO_WEIGHTS)
     checks = {
         "capture": lambda: _admit(folder, tokenizer=True),

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from crisp.errors import CrispError, shorten
+from crisp.errors import CrispError, reason_of, shorten
 from crisp.trace import Header, RoutingTrace
 from crisp.trace.importing.engines.log import EngineLog, KnownSizes
 
@@ -135,7 +135,7 @@ def _read_table(
     except UnicodeDecodeError as error:
         raise CrispError(f"{path}: the names of its columns are not UTF-8") from error
     except (pa.ArrowException, OSError) as error:
-        raise CrispError(f"{path}: {shorten(str(error).splitlines()[0])}") from error
+        raise CrispError(f"{path}: {reason_of(error)}") from error
     missing = [name for name in _NUMBERS if columns_found.count(name) != 1]
     if missing:
         found = shorten(", ".join(columns_found))

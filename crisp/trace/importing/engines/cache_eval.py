@@ -13,14 +13,16 @@ import pyarrow.csv
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from crisp.errors import CrispError, shorten
+from crisp.errors import CrispError, reason_of, shorten
 from crisp.trace import DECODE
 from crisp.trace.importing.engines.assembly import files
 from crisp.trace.importing.engines.assembly.passes import pad_ids
 from crisp.trace.importing.engines.assembly.rows import Ints, LayerRecords, assemble
-from crisp.trace.importing.engines.log import EngineLog, KnownSizes
+from crisp.trace.importing.engines.log import MOST_LAYERS, EngineLog, KnownSizes
 
-_MANIFEST = "manifest.json"
+_MANIFEST, _EVENTS = "manifest.json", "events.safetensors"
+BELONG = {_MANIFEST: (_EVENTS,), _EVENTS: (_MANIFEST,), "events.csv": (_MANIFEST,)}
+"""Files that are read with one of a certain name, if they lie beside it."""
 _EVENT = ("request_indices", "scheduler_steps", "forward_cycles", "phases", "layer_ids")
 _ACCESS = ("expert_ids", "assignment_counts", "gate_mass")
 _CSV = b"event_index,scheduler_step,layer,requested_experts"
@@ -32,7 +34,7 @@ def recognise(path: Path, head: bytes) -> bool:
     if head.startswith(_CSV):
         return True
     if path.name == _MANIFEST:
-        return (path.parent / "events.safetensors").is_file()
+        return (path.parent / _EVENTS).is_file()
     names = [f'"{name}"'.encode() for name in (*_EVENT, *_ACCESS, "offsets")]
     return all(name in head for name in names)
 
@@ -47,7 +49,7 @@ def read(paths: Sequence[Path], sizes: KnownSizes) -> EngineLog:
             return _read_csv(path, sizes)
     folder = path.parent
     manifest = files.read_json(folder / _MANIFEST) if (folder / _MANIFEST).is_file() else {}
-    events = folder / "events.safetensors" if path.name == _MANIFEST else path
+    events = folder / _EVENTS if path.name == _MANIFEST else path
     if not events.is_file():
         raise CrispError(f"{events}: no such file; {path.name} belongs to it")
     sizes = _manifest_sizes(manifest, events, sizes)
@@ -70,7 +72,7 @@ def _manifest_sizes(manifest: Any, events: Path, sizes: KnownSizes) -> KnownSize
     if isinstance(model, dict):
         experts = model.get("num_experts", model.get("num_experts_per_layer"))
         layers = model.get("num_layers")
-        if isinstance(experts, int) and isinstance(layers, int) and 0 < layers < 1 << 14:
+        if isinstance(experts, int) and isinstance(layers, int) and 0 < layers < MOST_LAYERS:
             return sizes._replace(
                 n_experts=sizes.n_experts or experts, n_layers=sizes.n_layers or layers
             )
@@ -86,7 +88,7 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
                 raise CrispError(f"{path}: lacks the tensor '{missing[0]}'")
             tensors = {name: file.get_tensor(name) for name in wanted}
     except (SafetensorError, OSError, TypeError) as error:
-        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        what = reason_of(error)
         raise CrispError(f"{path}: not a whole safetensors file ({what})") from error
     for name, array in tensors.items():
         kinds = "f" if name == "gate_mass" else "iu"
@@ -114,7 +116,7 @@ def _events(tensors: Mapping[str, NDArray[Any]], path: Path, sizes: KnownSizes) 
         raise CrispError(f"{path}: holds no events")
     if offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
         raise CrispError(f"{path}: offsets do not rise from 0 to the {len(ids)} accesses")
-    if layer.min() < 0 or layer.max() >= 1 << 14 or tokens.min() < 1:
+    if layer.min() < 0 or layer.max() >= MOST_LAYERS or tokens.min() < 1:
         raise CrispError(f"{path}: a layer or a number of tokens is out of range")
     if int(tokens.sum()) > _MOST_TOKENS or phase.min() < 0 or phase.max() > 1:
         raise CrispError(f"{path}: too many tokens, or a phase other than 0 and 1")
@@ -174,7 +176,7 @@ def _read_csv(path: Path, sizes: KnownSizes) -> EngineLog:
     try:
         table = pa.csv.read_csv(path)
     except (pa.ArrowException, OSError) as error:
-        raise CrispError(f"{path}: {str(error).splitlines()[0]}") from error
+        raise CrispError(f"{path}: {reason_of(error)}") from error
     columns: dict[str, Ints] = {}
     for name in ("scheduler_step", "layer"):
         column = table.column(name).to_numpy()
@@ -187,7 +189,7 @@ def _read_csv(path: Path, sizes: KnownSizes) -> EngineLog:
             lists.append([int(expert) for expert in str(text).split()])
         except ValueError as error:
             raise CrispError(f"{path}: line {number}: experts '{shorten(str(text))}'") from error
-    if not lists or columns["layer"].max() >= 1 << 14:
+    if not lists or columns["layer"].max() >= MOST_LAYERS:
         raise CrispError(f"{path}: holds no events, or a layer out of range")
     manifest = path.parent / _MANIFEST
     if manifest.is_file():

@@ -18,11 +18,16 @@ from crisp.trace.importing.engines.assembly.passes import (
     place_passes,
 )
 from crisp.trace.importing.engines.assembly.rows import Ints, assemble
-from crisp.trace.importing.engines.log import EngineLog, ExpertCounts, KnownSizes
+from crisp.trace.importing.engines.log import (
+    MOST_EXPERTS,
+    MOST_LAYERS,
+    EngineLog,
+    ExpertCounts,
+    KnownSizes,
+)
 
 _DENSE = b"IKU1"  # then layers and experts, and all counts, as uint32
 _LINE = re.compile(r"\d+ \d+ \d+( \d+:[-+.0-9einfa]+)+")
-_MOST_EXPERTS, _MOST_LAYERS = np.iinfo(np.int16).max, 1 << 14
 
 
 def recognise(path: Path, head: bytes) -> bool:
@@ -73,7 +78,7 @@ def _read_stream(path: Path, sizes: KnownSizes) -> EngineLog:
                     f"{path}: line {number}: '{shorten(line.strip())}'; expected call, row, "
                     "layer and id:gate .."
                 ) from error
-            if not (0 <= row < 1 << 20 and 0 <= layer < _MOST_LAYERS and 0 <= call < 1 << 62):
+            if not (0 <= row < 1 << 20 and 0 <= layer < MOST_LAYERS and 0 <= call < 1 << 62):
                 raise CrispError(f"{path}: line {number}: call, row or layer out of range")
             keys.append((call, row, layer))
     if not keys:
@@ -116,7 +121,7 @@ def _read_usage(path: Path, sizes: KnownSizes) -> ExpertCounts:
                 n_layers, n_experts = n_layers or expert, count
             if layer < 0:
                 continue
-            if not (layer < _MOST_LAYERS and 0 <= expert < _MOST_EXPERTS and 0 <= count < 1 << 53):
+            if not (layer < MOST_LAYERS and 0 <= expert < MOST_EXPERTS and 0 <= count < 1 << 53):
                 raise CrispError(f"{path}: line {number}: a number is out of range")
             found[layer, expert] = found.get((layer, expert), 0) + count
     if not found:
@@ -153,5 +158,5 @@ def _counts(path: Path, counts: Ints, n_layers: int | None) -> ExpertCounts:
 
 
 def _check_sizes(path: Path, n_layers: int, n_experts: int) -> None:
-    if not (0 < n_layers < _MOST_LAYERS and 0 < n_experts <= _MOST_EXPERTS):
+    if not (0 < n_layers < MOST_LAYERS and 0 < n_experts <= MOST_EXPERTS):
         raise CrispError(f"{path}: says {n_layers:,} layers of {n_experts:,} experts; impossible")

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from crisp.errors import CrispError
-from crisp.extras import import_extra
+from crisp.errors import CrispError, reason_of
+from crisp.model.gguf_header import read_header
 from crisp.trace import DECODE, PREFILL
 from crisp.trace.importing.engines.assembly import files
 from crisp.trace.importing.engines.assembly.counts import count_experts
@@ -26,7 +26,7 @@ from crisp.trace.importing.engines.assembly.rows import (
     assemble,
     split_at_restarts,
 )
-from crisp.trace.importing.engines.log import EngineLog, ExpertCounts, KnownSizes
+from crisp.trace.importing.engines.log import MOST_EXPERTS, EngineLog, ExpertCounts, KnownSizes
 
 _GGUF = b"GGUF"
 _ACTIVATIONS = "layer,expert"
@@ -216,7 +216,7 @@ def _columns(path: Path, *, header: bool, texts: Sequence[str] = ()) -> dict[str
                 ),
             )
         except (pa.ArrowException, OSError) as error:
-            what = str(error).splitlines()[0]
+            what = reason_of(error)
             what = "holds no routing" if what == "Empty CSV file" else what
             raise CrispError(f"{path}: {what}") from error
     columns = {}
@@ -230,22 +230,17 @@ def _columns(path: Path, *, header: bool, texts: Sequence[str] = ()) -> dict[str
 
 def _read_imatrix(path: Path) -> ExpertCounts:
     """Read how often an importance matrix saw each expert: ``<tensor>.counts``, [1, experts]."""
-    reader = import_extra("gguf").GGUFReader
-    try:
-        tensors = {str(t.name): np.array(t.data) for t in reader(str(path)).tensors}
-    except CrispError:
-        raise
-    except Exception as error:  # of a reader that trusts what the file says of itself
-        what = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CrispError(f"{path}: not a whole GGUF file ({what})") from error
     counts: dict[int, Floats] = {}
-    for name, data in tensors.items():
+    for name, tensor in read_header(path).tensors.items():
         match = _COUNTS.fullmatch(name)
         if match is None or int(match[1]) in counts:  # gate, up and down count the same tokens
             continue
-        values = data.reshape(-1)
-        if values.dtype.kind != "f":
-            raise CrispError(f"{path}: {name} is {values.dtype}; expected counts")
+        number = math.prod(tensor.shape)
+        if tensor.kind != "F32" or number > MOST_EXPERTS:
+            raise CrispError(
+                f"{tensor.where} is {tensor.kind} {list(tensor.shape)}; expected counts in F32"
+            )
+        values = np.fromfile(tensor.path, "<f4", number, offset=tensor.offset)
         counts[int(match[1])] = values.astype(np.float64)
     if not counts:
         raise CrispError(f"{path}: has no counts of experts; is it an imatrix of a MoE model?")

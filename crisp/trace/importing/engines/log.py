@@ -8,7 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from crisp.errors import CrispError
 from crisp.trace import RoutingTrace
+
+MOST_LAYERS = 1 << 14
+MOST_EXPERTS = int(np.iinfo(np.int16).max)  # as a trace stores them
 
 
 class KnownSizes(NamedTuple):
@@ -17,6 +21,17 @@ class KnownSizes(NamedTuple):
     n_experts: int | None = None  # of a MoE layer
     n_layers: int | None = None  # MoE or not
     top_k: int | None = None
+
+
+def check_sizes(n_experts: int | None, n_layers: int | None, top_k: int | None) -> None:
+    """Raise CrispError for a size that no model has; None is a size that is not known."""
+    for option, size, most in (
+        ("--experts", n_experts, MOST_EXPERTS),
+        ("--layers", n_layers, MOST_LAYERS),
+        ("--top-k", top_k, MOST_EXPERTS),
+    ):
+        if size is not None and not 1 <= size <= most:
+            raise CrispError(f"{option} {size}: expected 1 to {most:,}")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

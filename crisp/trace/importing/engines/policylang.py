@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from crisp.errors import CrispError, shorten
+from crisp.errors import CrispError, reason_of, shorten
 from crisp.trace import DECODE, PREFILL
 from crisp.trace.importing.columns import list_matrix, whole_numbers
 from crisp.trace.importing.engines.assembly import files
@@ -22,7 +22,7 @@ from crisp.trace.importing.engines.assembly.rows import (
     LoggedRows,
     assemble,
 )
-from crisp.trace.importing.engines.log import EngineLog, KnownSizes
+from crisp.trace.importing.engines.log import MOST_LAYERS, EngineLog, KnownSizes
 
 _HEADER = ("num_layers", "num_experts", "top_k")
 _COLUMNS = ("prompt_id", "token_idx", "layer_idx", "selected_experts")
@@ -63,7 +63,7 @@ def _read_lines(path: Path, sizes: KnownSizes) -> EngineLog:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise CrispError(f"{path}: the first line has no whole number '{key}'")
         said[key] = value
-    if said["num_layers"] > 1 << 14:
+    if said["num_layers"] > MOST_LAYERS:
         raise CrispError(f"{path}: says {said['num_layers']:,} layers; impossible")
     full = bool(header.get("records_full_softmax"))
     keys: list[tuple[int, int, int]] = []
@@ -116,7 +116,7 @@ def _read_parquet(path: Path, sizes: KnownSizes) -> EngineLog:
     try:
         table = pa.parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise CrispError(f"{path}: {str(error).splitlines()[0]}") from error
+        raise CrispError(f"{path}: {reason_of(error)}") from error
     if missing := [name for name in _COLUMNS if name not in table.column_names]:
         raise CrispError(f"{path}: no column {', '.join(missing)}")
     table = table.combine_chunks()
@@ -130,7 +130,7 @@ def _read_parquet(path: Path, sizes: KnownSizes) -> EngineLog:
         raise CrispError(f"{path}: holds no routing")
     most = np.iinfo(np.int32).max
     prompt, token, layer = (whole_numbers(path, name, column(name), most) for name in _COLUMNS[:3])
-    if layer.max() > 1 << 14:
+    if layer.max() >= MOST_LAYERS:
         raise CrispError(f"{path}: layer {layer.max()} found; impossible")
     experts = list_matrix(path, "selected_experts", column("selected_experts"), None, whole=True)
     scores = None

@@ -16,7 +16,7 @@ from crisp.trace.importing.engines import arrays
 from crisp.trace.importing.engines.assembly import files
 from crisp.trace.importing.engines.assembly.counts import count_experts
 from crisp.trace.importing.engines.assembly.rows import LoggedRows, assemble, needed
-from crisp.trace.importing.engines.log import EngineLog, ExpertCounts, KnownSizes
+from crisp.trace.importing.engines.log import MOST_LAYERS, EngineLog, ExpertCounts, KnownSizes
 
 _STEP = 1 << 12  # rows whose experts are chosen together
 
@@ -63,9 +63,10 @@ def recognise_logits(path: Path, head: bytes) -> bool:
     if path.suffix not in (".npy", ".npz", ".pt", ".pth"):
         return False
     try:
-        return all(array.dtype.kind == "f" for _, array in _matrices(path))
+        kinds = {(array.dtype.kind, array.ndim in (2, 3)) for _, array in _matrices(path)}
     except CrispError:
         return False
+    return kinds == {("f", True)}
 
 
 def read_logits(paths: Sequence[Path], sizes: KnownSizes) -> EngineLog:
@@ -146,7 +147,7 @@ def _layers(path: Path, sizes: KnownSizes) -> list[NDArray[Any] | None]:
     numbered = [re.search(r"\d+", name) for name, _ in matrices]
     if all(numbered):
         numbers = [int(match[0]) for match in numbered if match]
-        if len(set(numbers)) == len(numbers) and max(numbers) < 1 << 14:
+        if len(set(numbers)) == len(numbers) and max(numbers) < MOST_LAYERS:
             layers: list[NDArray[Any] | None] = [None] * (max(numbers) + 1)
             for number, (_, array) in zip(numbers, matrices, strict=True):
                 layers[number] = array

@@ -13,10 +13,9 @@ from crisp.trace.importing.engines.arrays import Prompted, read_arrays, rows_of_
 from crisp.trace.importing.engines.assembly import files
 from crisp.trace.importing.engines.assembly.counts import count_experts
 from crisp.trace.importing.engines.assembly.rows import Ints, assemble
-from crisp.trace.importing.engines.log import EngineLog, ExpertCounts, KnownSizes
+from crisp.trace.importing.engines.log import MOST_EXPERTS, EngineLog, ExpertCounts, KnownSizes
 
 _LOADS = "eplb_load_stats"
-_MOST_EXPERTS = np.iinfo(np.int16).max
 
 
 def recognise(path: Path, head: bytes) -> bool:
@@ -181,7 +180,7 @@ def _to_logical(load: Ints, mapping: Ints, name: str) -> Ints:
             f"{name}: expert_load is {list(load.shape)}, p2l_map {list(mapping.shape)}; expected "
             "the same"
         )
-    if mapping.max() >= _MOST_EXPERTS:
+    if mapping.max() >= MOST_EXPERTS:
         raise CrispError(f"{name}: p2l_map has expert {mapping.max()}")
     logical = np.zeros((len(load), int(mapping.max()) + 1), np.int64)
     held = mapping >= 0  # -1: nothing is in that place

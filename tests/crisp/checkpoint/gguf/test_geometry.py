@@ -77,6 +77,12 @@ def test_experts_as_the_package_dequantises(tmp_path: Path, kind: str) -> None:
                 assert matrix.std() > 0.005
 
 
+def test_layers_that_are_not_there(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", layers=2, fields={"block_count": 3})
+    with pytest.raises(CrispError, match=r"says 3 layers \(block_count\), but has no .* layer 2"):
+        read_geometry(tmp_path / "m.gguf")
+
+
 def test_what_is_no_moe(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write(path, layers=2, dense=2)

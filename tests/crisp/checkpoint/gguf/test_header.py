@@ -12,8 +12,8 @@ import pytest
 gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
 
 from crisp.checkpoint.gguf import gguf_file, read_header, refuse_gguf  # noqa: E402
-from crisp.checkpoint.gguf.header import TYPES  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
+from crisp.model.gguf_header import TYPES  # noqa: E402
 from tests.crisp.checkpoint.gguf.made import D_FF, EXPERTS, D, write  # noqa: E402
 
 
@@ -75,9 +75,9 @@ def file(*fields: bytes, tensors: tuple[bytes, ...] = (), **counts: int) -> byte
     return (first + b"".join(fields) + b"".join(tensors)).ljust(4096, b"\0")
 
 
-def tensor(dims: list[int], kind: int = 0, offset: int = 0) -> bytes:
+def tensor(dims: list[int], kind: int = 0, offset: int = 0, name: bytes = b"blk.0.x") -> bytes:
     sizes = struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
-    return text(b"blk.0.x") + sizes + struct.pack("<IQ", kind, offset)
+    return text(name) + sizes + struct.pack("<IQ", kind, offset)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,11 @@ def tensor(dims: list[int], kind: int = 0, offset: int = 0) -> bytes:
         (file(tensors=(tensor([100], kind=12),)), r"\[100\] is no shape of Q4_K"),
         (file(tensors=(tensor([1 << 20]),)), "ends at byte 4,194,.*cut off, or damaged"),
         (file(tensors=(tensor([4], offset=1 << 63),)), "cut off, or damaged"),
-        (file(tensors=(tensor([4], offset=3),)), "cut off, or damaged"),
+        (file(tensors=(tensor([4], offset=3),)), "begins at byte 3 of the data, no multiple of 32"),
+        (
+            file(tensors=(tensor([99], name=b"a"), tensor([4], offset=32, name=b"b"))),
+            "tensor 'b' begins inside 'a', at byte",
+        ),
         (file(tensors=(tensor([4], kind=999),)), "ggml's type 999"),
         (file(tensors=(tensor([1] * 9),)), "has 9 axes"),
         (file(tensors=(tensor([4]), tensor([4]))), "has the tensor 'blk.0.x' twice"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -109,8 +110,8 @@ def test_a_model_places_layers_that_count_moe_ones_only(
     np.save("k.npy", experts[..., :4])
     _, lines = imported(capsys, "k.npy", "--model", "deepseek-moe-16b")
     assert (
-        "note: deepseek-moe-16b routes to 6 experts, the log has 4: simulate with --top-k 4"
-        in lines
+        "note: deepseek-moe-16b routes to 6 experts, the log has 4: "
+        f"crisp simulate {OUT} --top-k 4 takes it as it is" in lines
     )
 
 
@@ -247,3 +248,122 @@ def test_padded_and_real_tables_run_alike(capsys: pytest.CaptureFixture[str], sh
     padded, lines = imported(capsys, str(folder / "padded.parquet"), *sizes)
     assert padded.digest() == real.digest()
     assert "note: 160 tokens without any expert (padding): left out" in lines
+
+
+def npy(shape: tuple[int, ...], dtype: str = "<i8") -> bytes:
+    """A .npy that says ``shape``, with 96 bytes of data."""
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(96)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found", "expected"),
+    [
+        ("a.json", b'{"hello": [1, 2]}', "an object with hello", "vllm (choices with routed_"),
+        ("a.json", b"[1, 2, 3]", "a list of 3, the first int", "sglang (meta_info with routed"),
+        ("a.npy", npy((4, 3)), "int64 [4, 3]", "array (expert ids [tokens, layers, k])"),
+        ("a.npy", npy((1, 1, 1), "<c8"), "complex64 [1, 1, 1]", "moe-infinity (counts [seq"),
+        (
+            "a.dat",
+            struct.pack("<ii", 40, 24) + b"blk.0.ffn_up_exps.weight" + bytes(64),
+            "is an importance matrix in llama.cpp's old format",
+            "--from names its kind",
+        ),
+        ("a.bin", b"\0\1\2", "is no text", "--from names its kind: bigmoeonedge, vllm"),
+        ("a.gguf", b"GGUF\3\0\0\0" + bytes(16), "GGUF file with nothing", "llama.cpp (an imatrix"),
+    ],
+)
+def test_what_is_not_recognised_is_described(
+    capsys: pytest.CaptureFixture[str], name: str, content: bytes, found: str, expected: str
+) -> None:
+    Path(name).write_bytes(content)
+    for sizes in ([], ["--experts", "8", "--layers", "3", "--top-k", "2"]):
+        line = refused(capsys, name, *sizes)
+        assert line.startswith(f"error: {name}: ")
+        assert "not recognised as a log" in line
+        assert found in line
+        assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", b"", "is empty"),
+        (
+            "a.json",
+            b'{"choices": [{"routed_experts": [[[' + b"9" * 6000 + b"]]]}]}",
+            "more than 4,30",
+        ),
+        ("a.json", b'{"x": ' + b"[" * 100_000, "not JSON (nested too deeply)"),
+        ("a.npy", b"junk", "not a .npy array, or its header is damaged"),
+        ("a.npy", npy((-1, 3, 2)), "[-1, 3, 2] is no shape of an array"),
+        ("a.npy", npy((-4, -3, 2)), "[-4, -3, 2] is no shape of an array"),
+        ("a.npy", npy((1 << 60, 0, 2)), "[1152921504606846976, 0, 2] is no shape of an array"),
+        ("a.npy", npy((9, 3, 2)), "[9, 3, 2] of int64 need 432 bytes, 96 are there"),
+        ("a.npy", npy((2, 3, 2), "|O"), "holds object; numbers were expected"),
+        ("a.npz", b"junk", "not a whole .npz file"),
+        ("a.gguf", b"junk", "is no GGUF file"),
+        ("a.safetensors", b"junk" * 9, "not a whole safetensors file"),
+        ("a.csv", b"", "its first line is empty"),
+        ("a.csv", bytes(range(256)), "its first line is not text with the names of columns"),
+        ("a.csv", "sequence,token".encode("utf-16"), "its first line is not text"),
+        ("a.csv", b"x" * 200_000, "its first line is not text"),
+        ("a.csv", b"sequence,token,layer,e0\n0,0,0," + b"1" * (5 << 20), "a line is too long"),
+        ("a.csv", b"0,0," + b"9" * 6000 + b",2\n-1,1,3,2\n", "invalid value"),
+        (
+            "a.jsonl",
+            b'{"sequence": ' + b"9" * 6000 + b', "token": 0, "layer": 0, "e0": 1}',
+            "99\u2026",
+        ),
+        ("a.jsonl", b'{"sequence": ' + b"[" * 100_000 + b"\n", "a line is nested too deeply"),
+    ],
+)
+def test_damaged_files_are_one_short_line(
+    capsys: pytest.CaptureFixture[str], name: str, content: bytes, message: str
+) -> None:
+    Path(name).write_bytes(content)
+    line = refused(capsys, name, "--experts", "8", "--layers", "3")
+    assert line.startswith(f"error: {name}: ")
+    assert message in line
+    assert len(line) < 300
+
+
+def test_brackets_inside_texts_nest_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        {"text": '["' * 999 + "\\", "sequence": 0, "token": 0, "layer": layer, "experts": [1, 2]}
+        for layer in range(3)
+    ]
+    Path("a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace, _ = imported(capsys, "a.jsonl", "--experts", "8", "--layers", "3")
+    assert trace.experts.tolist() == [[[1, 2]] * 3]
+
+
+@pytest.mark.parametrize(
+    ("option", "size"),
+    [("--experts", "0"), ("--experts", "32768"), ("--layers", "-1"), ("--top-k", "0")],
+)
+def test_sizes_that_no_model_has(
+    capsys: pytest.CaptureFixture[str], option: str, size: str
+) -> None:
+    np.save("a.npy", draw(3, 3, 2, 8))
+    assert refused(capsys, "a.npy", option, size).startswith(f"error: {option} {size}: expected 1")
+
+
+def test_a_pickle_is_never_run_nor_recognised(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    planted = b"cos\nsystem\n(S'touch planted'\ntR."
+    for name in ("a.pt", "b.pth"):
+        Path(name).write_bytes(planted)
+        assert "nothing of it was run" in refused(capsys, name, "--experts", "8")
+    assert not Path("planted").exists()
+
+
+def test_files_that_belong_to_the_log_are_not_replaced(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("manifest.json").write_text("{}")
+    Path("events.safetensors").write_bytes(b"events")
+    code, text = crisp(capsys, "trace", "import", "manifest.json", "--out", "events.safetensors")
+    assert code == 2
+    assert "--out events.safetensors: would replace FILE events.safetensors" in text
+    assert Path("events.safetensors").read_bytes() == b"events"

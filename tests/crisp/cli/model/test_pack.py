@@ -109,6 +109,20 @@ def test_what_is_wrong_is_said_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("place", ["", "inside", "link/deep"])
+def test_a_store_inside_the_model_is_refused(crisp: Crisp, tmp_path: Path, place: str) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (tmp_path / "link").symlink_to(model)
+    out = tmp_path / place if place.startswith("link") else model / place
+    done = crisp("pack", model, "--out", out)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        f"error: --out {out}: is inside the model {model}; another place was expected\n"
+    )
+    assert not list(model.iterdir())
+
+
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "crisp", "pack", "--synthetic", "olmoe-1b-7b", "--layers", 1]
     process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def test_pickles_are_never_run(tmp_path: Path) -> None:
     for name in ("a.pt", "b.pt", "c.npy", "d.npz"):
         for engine in ("array", "sglang", "router-logits", "moe-infinity", "vllm"):
             assert refusal(tmp_path / name, engine).startswith("FILE")
-        assert "not recognised" in refusal(tmp_path / name)
+        assert re.search("nothing of it was run|numbers were expected", refusal(tmp_path / name))
     assert not trap.exists()
 
 

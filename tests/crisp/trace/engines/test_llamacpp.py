@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 
@@ -159,7 +160,6 @@ def gguf(tensors: dict[str, np.ndarray], *, claimed: int | None = None) -> bytes
 
 
 def test_an_importance_matrix_counts(tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
     tensors = {
         f"blk.{layer}.ffn_{kind}_exps.weight.counts": np.arange(8).reshape(1, 8) + 10 * layer
         for layer in (1, 2)
@@ -173,9 +173,9 @@ def test_an_importance_matrix_counts(tmp_path: Path) -> None:
     whole = gguf(tensors)
     for cut in (20, 100, len(whole) - 40):
         path.write_bytes(whole[:cut])
-        assert refusal(path, "llama.cpp").startswith("FILE: not a whole GGUF file")
+        assert re.search("FILE: .*(cut off|too many for its)", refusal(path, "llama.cpp"))
     path.write_bytes(gguf(tensors, claimed=1 << 60))
-    assert "FILE: not a whole GGUF file" in refusal(path, "llama.cpp")
+    assert "FILE: says 1,152,921,504,606,846,976 tensors, too" in refusal(path, "llama.cpp")
     path.write_bytes(gguf({"blk.0.ffn_up.weight.counts": np.array([[5]])}))
     assert "has no counts of experts" in refusal(path, "llama.cpp")
     for wrong in (float("nan"), -1.0):

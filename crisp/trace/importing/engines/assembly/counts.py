@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crisp.errors import CrispError
-from crisp.trace.importing.engines.log import ExpertCounts
+from crisp.trace.importing.engines.log import MOST_EXPERTS, MOST_LAYERS, ExpertCounts
 
 _MOST = 1 << 53  # whole numbers up to here are exact in floating point
-_LAYERS, _EXPERTS = 1 << 14, np.iinfo(np.int16).max
 
 
 def count_experts(
@@ -24,7 +23,7 @@ def count_experts(
     """
     if values.ndim != 2 or not values.size:
         raise CrispError(f"{name}: counts are {list(values.shape)}; expected [layers, experts]")
-    if len(values) > _LAYERS or values.shape[1] > _EXPERTS:
+    if len(values) > MOST_LAYERS or values.shape[1] > MOST_EXPERTS:
         layers, experts = values.shape
         raise CrispError(f"{name}: counts of {layers:,} layers and {experts:,} experts; impossible")
     if not (np.isfinite(values) & (values >= 0) & (values <= _MOST)).all():

@@ -6,7 +6,9 @@ import base64
 import binascii
 import io
 import json
+import math
 import pickle
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crisp.errors import CrispError, shorten
+from crisp.errors import CrispError, reason_of, shorten
 from crisp.extras import import_extra
 
 Array = NDArray[Any]
@@ -47,7 +49,7 @@ def read_npz(path: Path) -> dict[str, Array]:
                     )
             return arrays
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise CrispError(f"{path}: not a whole .npz file ({_first_line(error)})") from error
+        raise CrispError(f"{path}: not a whole .npz file ({reason_of(error)})") from error
 
 
 def read_pt(path: Path) -> Any:
@@ -60,13 +62,15 @@ def read_pt(path: Path) -> Any:
         with zipfile.ZipFile(path) as archive:
             check_total(sum(member.file_size for member in archive.infolist()), str(path))
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on how the file was made
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CrispError(
             f"{path}: holds more than tensors, lists and numbers; nothing of it was run"
         ) from error
     except Exception as error:  # of torch's reader, which raises whatever a broken file leads to
-        raise CrispError(f"{path}: not a whole .pt file ({_first_line(error)})") from error
+        raise CrispError(f"{path}: not a whole .pt file ({reason_of(error)})") from error
 
 
 def read_json(path: Path) -> Any:
@@ -74,7 +78,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise CrispError(f"{path}: not JSON ({_first_line(error)})") from error
+        raise CrispError(f"{path}: not JSON ({reason_of(error)})") from error
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -86,7 +90,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
-                what = _first_line(error)
+                what = reason_of(error)
                 raise CrispError(f"{path}: line {number} is not JSON ({what})") from error
             if not isinstance(value, dict):
                 raise CrispError(f"{path}: line {number} is not a JSON object")
@@ -98,7 +102,7 @@ def decode_base64(text: str, name: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise CrispError(f"{name}: not base64 ({error})") from error
+        raise CrispError(f"{name}: not base64 ({reason_of(error)})") from error
 
 
 def whole_array(value: Any, dimensions: int, name: str) -> NDArray[np.int64]:
@@ -112,6 +116,7 @@ def whole_array(value: Any, dimensions: int, name: str) -> NDArray[np.int64]:
     array = to_array(value, name)
     if array.ndim != dimensions:
         raise CrispError(f"{name}: {list(array.shape)} found; expected {dimensions} dimensions")
+    check_total(array.size * 8, name)
     if array.dtype.kind == "f":
         if not (np.isfinite(array) & (array == np.floor(array))).all():
             raise CrispError(f"{name}: a number is not whole")
@@ -134,7 +139,7 @@ def to_array(value: Any, name: str) -> Array:
         except CrispError:
             raise
         except Exception as error:  # sparse, quantised, or on no device
-            raise CrispError(f"{name}: not a plain tensor ({_first_line(error)})") from error
+            raise CrispError(f"{name}: not a plain tensor ({reason_of(error)})") from error
     try:
         return np.asarray(value)
     except (ValueError, OverflowError, TypeError) as error:
@@ -148,7 +153,7 @@ def is_text(head: bytes) -> bool:
 
 def _read_npy_stream(file: IO[bytes], size: int, name: str) -> Array:
     shape, fortran, dtype = _npy_header(file, size, name)
-    data = file.read(dtype.itemsize * int(np.prod(shape, dtype=object)))
+    data = file.read(dtype.itemsize * math.prod(shape))
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
 
 
@@ -166,16 +171,22 @@ def _npy_header(
             (2, 0): np.lib.format.read_array_header_2_0,
         }[version]
         shape, fortran, dtype = read(file)
-        data = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        data = math.prod(shape) * dtype.itemsize
         here = file.tell()
     except Exception as error:  # of numpy's parser, which lets those of Python's pass
-        raise CrispError(f"{name}: not a .npy array ({_first_line(error)})") from error
-    if dtype.hasobject or dtype.itemsize == 0 or any(n < 0 for n in shape):
+        raise CrispError(f"{name}: not a .npy array, or its header is damaged") from error
+    if dtype.hasobject or dtype.itemsize == 0:
         raise CrispError(f"{name}: holds {dtype}; numbers were expected")
+    no_shape = CrispError(f"{name}: {shorten(str(list(shape)))} is no shape of an array")
+    if min(shape, default=0) < 0:
+        raise no_shape
     if data > size - here:
         raise CrispError(
             f"{name}: {list(shape)} of {dtype} need {data:,} bytes, {size - here:,} are there"
         )
+    # numpy refuses sizes beyond int64 even where another axis is 0
+    if math.prod(n for n in shape if n) * dtype.itemsize >= 1 << 62:
+        raise no_shape
     check_total(data, name)
     return shape, fortran, dtype
 
@@ -184,7 +195,3 @@ def check_total(size: int, name: str) -> None:
     """Raise CrispError for more bytes than a log may unpack to."""
     if size > _MOST:
         raise CrispError(f"{name}: {size:,} bytes unpacked are more than a log may have")
-
-
-def _first_line(error: BaseException) -> str:
-    return shorten(str(error).splitlines()[0]) if str(error) else type(error).__name__

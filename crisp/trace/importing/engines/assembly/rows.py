@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from crisp.errors import CrispError
 from crisp.trace import DECODE, PREFILL, Header, RoutingTrace
-from crisp.trace.importing.engines.log import EngineLog, KnownSizes
+from crisp.trace.importing.engines.log import MOST_LAYERS, EngineLog, KnownSizes
 from crisp.trace.importing.ordering import sort_experts
 from crisp.units import format_count
 
@@ -20,7 +20,6 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _MOST = 1 << 31  # bytes of the experts of a log's trace, kept in memory
-_MAX_LAYERS = 1 << 14
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -210,7 +209,7 @@ def phases(position: Ints, prompt: int) -> NDArray[np.uint8]:
 
 
 def _check_size(name: str, rows: int, layers: int, k: int) -> None:
-    if layers > _MAX_LAYERS or rows * layers * k * 8 > _MOST:
+    if layers > MOST_LAYERS or rows * layers * k * 8 > _MOST:
         raise CrispError(
             f"{name}: {rows:,} rows of {layers:,} layers, {k} experts each, are more than a log "
             "is read into memory for; a long table (--from table) is read piece by piece"

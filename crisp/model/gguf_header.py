@@ -12,10 +12,11 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from crisp.errors import CrispError
+from crisp.errors import CrispError, reason_of
 from crisp.files import check_readable
 
 # Name, numbers of a block and its bytes, by ggml's number of a type
@@ -122,7 +123,7 @@ def read_header(path: Path) -> GgufHeader:
 
 def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     """Return the fields and tensors of one file."""
-    if not path.is_file():
+    if not path.exists():
         raise CrispError(f"{path}: is missing; a GGUF file was expected")
     check_readable(path)
     try:
@@ -132,7 +133,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Cursor(path, data).read()
     except (OSError, ValueError) as error:
-        raise CrispError(f"{path}: cannot be read: {error}") from error
+        raise CrispError(f"{path}: cannot be read: {reason_of(error)}") from error
 
 
 class _Cursor:
@@ -166,12 +167,24 @@ class _Cursor:
             if name in tensors:
                 raise CrispError(f"{self._path}: has the tensor {name!r} twice")
             end = start + offset + nbytes
-            if offset % alignment or end > self._size:
+            if offset % alignment:
+                raise CrispError(
+                    f"{self._path}: tensor {name!r} begins at byte {offset:,} of the data, no "
+                    f"multiple of {alignment:,}: damaged"
+                )
+            if end > self._size:
                 raise CrispError(
                     f"{self._path}: tensor {name!r} ends at byte {end:,}, and the file has "
                     f"{self._size:,}: cut off, or damaged"
                 )
             tensors[name] = GgufTensor(name, kind, shape, self._path, start + offset, nbytes)
+        in_order = sorted(tensors.values(), key=lambda tensor: tensor.offset)
+        for before, after in pairwise(in_order):
+            if after.offset < before.offset + before.nbytes:
+                raise CrispError(
+                    f"{after.where} begins inside {before.name!r}, at byte {after.offset:,}: "
+                    "damaged"
+                )
         return fields, tensors
 
     def _numbers(self, letters: str) -> tuple[Any, ...]:

@@ -48,7 +48,7 @@ _OPTIONAL: dict[str, tuple[type, tuple[str, ...]]] = {
     "width_losses": (np.float32, (_L, _E, "roles", "widths")),
     "role_counts": (np.int64, (_L, _E, "roles")),
 }
-# There since scales of int4 are searched with them.
+# There since scales of int4 are fitted with them.
 _MOMENTS: dict[str, tuple[type, tuple[str, ...]]] = {"input_moments": (np.float16, (_L, "inputs"))}
 
 

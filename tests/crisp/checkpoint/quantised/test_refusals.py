@@ -105,6 +105,8 @@ I32, F16 = torch.int32, torch.float16
             r"U8 \[experts, out, in / 32, 16\]",
         ),
         ("gptq", nothing, {"quant_method": "hqq"}, "found 'hqq', expected mxfp4,.*bf16"),
+        ("gptq", nothing, {"quant_method": "auto-round"}, "found 'auto-round', expected mxfp4"),
+        ("gptq", nothing, {"quant_method": "torchao"}, "found 'torchao', expected mxfp4"),
         ("gptq", nothing, {"quant_method": ["x"]}, r"quant_method: found \['x'\]"),
         ("gptq", nothing, {"quant_method": "mxfp4"}, "says mxfp4, and no tensor is quantised"),
         ("gptq", put(f"{EXPERT}.weight", torch.zeros(128, 64)), {}, "is there quantised as well"),

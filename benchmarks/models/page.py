@@ -13,7 +13,7 @@ BEGIN, END = "<!-- families: made by make models -->", "<!-- families: end -->"
 def render(trials: Sequence[Trial]) -> str:
     """Return the part of the page between its markers."""
     ordered = sorted((x for x in trials if not x.untried), key=lambda trial: trial.model_type)
-    untried = sorted(trial.model_type for trial in trials if trial.untried)
+    untried = sorted((x for x in trials if x.untried), key=lambda trial: trial.model_type)
     complete = sum(trial.complete for trial in ordered)
     lines = [
         f"Of {len(ordered)} families with routed experts, {complete} go the whole way.",
@@ -32,7 +32,17 @@ def render(trials: Sequence[Trial]) -> str:
             commands = [name for name, why in trial.refusals.items() if why == reason]
             lines.append(f"- {trial.model_type}, {', '.join(commands)}: {reason}")
     if untried:
-        lines += ["", f"Not tried, for want of a small model: {', '.join(untried)}."]
+        lines += [
+            "",
+            "Of these no small model could be made, and nothing was run. By their modules, without "
+            "weights, commands admit or refuse a model; where no reason stands, it is admitted:",
+            "",
+            "| model_type | experts | refused, because |",
+            "|---|---|---|",
+        ]
+        for trial in untried:
+            reasons = "; ".join(dict.fromkeys(trial.refusals.values()))
+            lines.append(f"| {trial.model_type} | {trial.layout} | {reasons} |")
     return "\n".join([*lines, ""])
 
 

@@ -68,7 +68,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 0},
     "dbrx": {
-        "attn_config": {"kv_n_heads": 2},
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         "ffn_config": {
             "hidden_size": 64, "ffn_hidden_size": D_FF, "moe_num_experts": 8, "moe_top_k": 2,
         },

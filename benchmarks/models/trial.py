@@ -6,7 +6,7 @@ import contextlib
 import io
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class Trial:
     model_type: str
     layout: str
     refusals: dict[str, str] = field(default_factory=dict)
-    untried: bool = False  # no tiny model of it could be made
+    untried: bool = False  # no tiny model of it could be made: a layout is that of its modules
 
     @property
     def complete(self) -> bool:
@@ -53,16 +53,11 @@ def try_family(model_type: str, folder: Path) -> Trial | None:
         tiny.save_tiny(model_type, model)
         facts.logits(facts.load(model))
     except Exception:  # of any family's code: its fields depend on one another in ways of its own
-        return Trial(model_type, "", untried=True)
-    with torch.device("meta"):
-        config = tiny.small_config(model_type)
-        empty = tiny.auto_of(config).from_config(config)
-    try:
-        layout = describe(empty)
-    except CrispError as error:
-        reason = str(error).partition(": ")[2]
-        refused = dict.fromkeys(COMMANDS, reason)
-        return None if NO_EXPERTS in reason else Trial(model_type, "", refused)
+        return _modules_alone(model_type)
+    described = _describe_config(model_type, tiny.small_config(model_type))
+    if described is None or not described.complete:
+        return described
+    layout = described.layout
     trace, prepared, store = folder / "trace.safetensors", folder / "prepared", folder / "store"
     read = ("--text", text, "--tokens", 256, "--window", 64, "--block", facts.BLOCK)
     budget = ("--policy", "lru", "--budget", "30%")
@@ -95,6 +90,31 @@ def try_family(model_type: str, folder: Path) -> Trial | None:
         if refused:
             refusals[command] = refused.replace(f"{folder}/", "")
     return Trial(model_type, layout, refusals)
+
+
+def _modules_alone(model_type: str) -> Trial | None:
+    """Say what a family's modules are like of which no tiny model runs; they have no weights."""
+    for make in (tiny.small_config, lambda name: transformers.CONFIG_MAPPING[name]()):
+        try:
+            described = _describe_config(model_type, make(model_type))
+        except Exception as error:  # of any family's code
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+        else:
+            return None if described is None else replace(described, untried=True)
+    reason = f"transformers makes no model of the family's own defaults ({reason})"
+    return Trial(model_type, "", dict.fromkeys(COMMANDS, reason), untried=True)
+
+
+def _describe_config(model_type: str, config: Any) -> Trial | None:
+    """Return the layout of a config's model, or why it is refused; None: it has no experts."""
+    with torch.device("meta"):
+        empty = tiny.auto_of(config).from_config(config)
+    try:
+        return Trial(model_type, describe(empty))
+    except CrispError as error:
+        reason = str(error).partition(": ")[2]
+        refused = dict.fromkeys(COMMANDS, reason)
+        return None if NO_EXPERTS in reason else Trial(model_type, "", refused)
 
 
 def call(*arguments: Any) -> str | None:

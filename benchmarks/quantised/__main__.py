@@ -1,10 +1,11 @@
-"""What reading quantised checkpoints costs, and what int4 loses with and without searched scales.
+"""What reading quantised checkpoints costs, and what int4 loses with and without fitted scales.
 
     python benchmarks/quantised --data DIR
 
 writes docs/quantised.md and docs/quantised.json (every figure). DIR/data holds
 {code,docs,kjv}.{calibration,heldout}.txt. Checkpoints of --bytes bytes and stores of up to four
-times as many are written to a temporary folder in --work, one after the other.
+times as many are written to a temporary folder in --work, one after the other; that takes most of
+the time. --only PART measures a part anew and keeps the figures of the others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)  # not this folder: its modules have plain names
 
+PARTS = ("differences", "memory", "scales")
 MODELS = ("tiny-mixtral", "tiny-deepseek")
 
 
@@ -29,22 +31,28 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder with data/KIND.PART.txt")
     parser.add_argument("--work", type=Path, default=ROOT / "out" / "quantised")
     parser.add_argument("--bytes", type=float, default=2e9, help="of a checkpoint")
+    parser.add_argument("--only", choices=PARTS, help="measure one part anew")
     parser.add_argument("--render", action="store_true", help="only write the page anew")
     arguments = parser.parse_args()
-    from benchmarks.quantised.page import CONTENT, write
-
-    if arguments.render:
-        write(ROOT, json.loads((ROOT / CONTENT).read_text(encoding="utf-8")))
-        return
-    if arguments.data is None:
-        parser.error("--data DIR: the folder of texts is needed")
-    write(ROOT, measure_all(arguments.data, arguments.work, int(arguments.bytes)))
-
-
-def measure_all(data: Path, work: Path, nbytes: int) -> dict[str, Any]:
-    """Measure everything of the page."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are too small for more
     from benchmarks.quality.estimates import rounded
+    from benchmarks.quantised.page import CONTENT, write
+
+    parts = () if arguments.render else (arguments.only,) if arguments.only else PARTS
+    if "scales" in parts and arguments.data is None:
+        parser.error("--data DIR: the folder of texts is needed")
+    content = dict[str, Any]()
+    if len(parts) < len(PARTS):
+        content = json.loads((ROOT / CONTENT).read_text(encoding="utf-8"))
+    for part in parts:
+        content[part] = rounded(
+            _measure(part, arguments.data, arguments.work, int(arguments.bytes))
+        )
+    write(ROOT, content)
+
+
+def _measure(part: str, data: Path, work: Path, nbytes: int) -> list[dict[str, Any]]:
+    """Measure a part of the page."""
     from benchmarks.quantised.checkpoints import KINDS
     from benchmarks.quantised.differences import differences
     from benchmarks.quantised.memory import measure
@@ -53,18 +61,19 @@ def measure_all(data: Path, work: Path, nbytes: int) -> dict[str, Any]:
     def tell(what: str) -> None:
         print(what, file=sys.stderr, flush=True)
 
-    work.mkdir(parents=True, exist_ok=True)
-    memory = []
-    for kind in KINDS:
-        tell(f"packing {kind}")
-        memory.append(measure(kind, nbytes, work))
-    scales = [
+    if part == "differences":
+        return differences()
+    if part == "memory":
+        work.mkdir(parents=True, exist_ok=True)
+        memory = []
+        for kind in KINDS:
+            tell(f"packing {kind}")
+            memory.append(measure(kind, nbytes, work))
+        return memory
+    return [
         compare(ROOT / "traces" / name, data, lambda what, name=name: tell(f"{name}: {what}"))
         for name in MODELS
     ]
-    content = {"differences": differences(), "memory": memory, "scales": scales}
-    result: dict[str, Any] = rounded(content)
-    return result
 
 
 if __name__ == "__main__":

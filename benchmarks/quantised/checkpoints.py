@@ -119,7 +119,10 @@ KINDS = (MXFP4, *LINEAR, GGUF)
 
 
 def write(kind: str, folder: Path, nbytes: int) -> Path:
-    """Write a checkpoint of about ``nbytes`` bytes into a folder; return what `pack` is given."""
+    """Write a checkpoint of ``nbytes`` bytes, in whole layers, into a folder.
+
+    Memory holds a chunk of it. Returns what `pack` is given.
+    """
     if kind == GGUF:
         return _write_gguf(folder / "random.gguf", nbytes)
     if kind == MXFP4:
@@ -138,7 +141,7 @@ def write(kind: str, folder: Path, nbytes: int) -> Path:
                     for part in parts_of(*sizes):
                         yield f"{base}.{name}.{part.suffix}", part
 
-    layers = max(1, round(nbytes / sum(_size(part) for _, part in tensors(0))))
+    layers = math.ceil(nbytes / sum(_size(part) for _, part in tensors(0)))
     named = [item for layer in range(layers) for item in tensors(layer)]
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
     _write_safetensors(folder / "model.safetensors", named)
@@ -192,7 +195,7 @@ def _write_gguf(path: Path, nbytes: int) -> Path:
         0, 256, (EXPERTS * D_FF, D_MODEL // block, size), np.uint8
     )
     data[..., :4] = np.frombuffer(_half(0.001) * 2, np.uint8)  # its two scales
-    layers = max(1, round(nbytes / 3 / data.nbytes))
+    layers = math.ceil(nbytes / 3 / data.nbytes)
     writer = gguf.GGUFWriter(path, "qwen3moe")
     for key, value in {
         "block_count": layers, "embedding_length": D_MODEL, "expert_count": EXPERTS,

@@ -34,7 +34,8 @@ EXPERT_F32 = 3 * D_MODEL * D_FF * 4
 
 
 def measure(kind: str, nbytes: int, root: Path) -> dict[str, Any]:
-    """Pack a random checkpoint of a kind, of about ``nbytes``, into bf16 in a process of its own.
+    """Pack a random checkpoint of a kind, of ``nbytes`` or a little more, into bf16 in a process of
+    its own.
 
     root: a folder for both, which are removed afterwards.
     """

@@ -41,7 +41,10 @@ def render(content: dict[str, Any]) -> str:
         "formats": _formats(content["differences"]),
         "expert_mb": f"{expert / 1e6:.0f}",
         "memory": "\n".join(_memory_row(row) for row in content["memory"]),
-        "tokens": f"{models[0]['tokens']:,}",
+        "tokens": " and ".join(f"{model['tokens']:,}" for model in models),
+        "choice": f"{models[0]['choice_tokens']:,}",
+        "tried": _tried(models),
+        "spared": " and ".join(f"{_spared(model):.2f} %" for model in models),
         "scales": "\n\n".join(_scales(model) for model in models),
         "spread": " and ".join(f"{model['spread']:.1f}" for model in models),
     }
@@ -83,6 +86,22 @@ def _scales(model: dict[str, Any]) -> str:
             f"{row['perplexity']:.2f} | {_percent(row['ratio'])} | {over} | "
             f"{100 * row['kept']:.1f} % |"
         )
+    return "\n".join(lines)
+
+
+def _spared(model: dict[str, Any]) -> float:
+    """Return by how many per cent the fit of int4's scales lowers perplexity."""
+    row = next(row for row in model["rows"] if row["name"] == "int4, scales fitted")
+    return float(100 * (1 - row["over_nearest"]["value"]))
+
+
+def _tried(models: list[dict[str, Any]]) -> str:
+    texts = {"choice": "calibration", "heldout": "held out"}
+    names = [f"{model['name']}, {text}" for model in models for text in texts.values()]
+    lines = [f"| int4 | {' | '.join(names)} |", f"|---|{'---:|' * len(names)}"]
+    for rows in zip(*(model["tried"] for model in models), strict=True):
+        cells = [_percent(row[text]) for row in rows for text in texts]
+        lines.append(f"| {rows[0]['name']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -1,7 +1,9 @@
-"""int4 with and without the search of scales, on text that the small models were not trained on."""
+"""int4 with fitted scales and without, on text that the small models were not trained on."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,64 +11,86 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.quantised.searches import SEARCHES, searching
 from crisp.adapter import Experts, expert_layout
 from crisp.checkpoint.loading import load_model, quantize_experts, to_float32
 from crisp.model import quantization
 from crisp.model.quantization import quantize, weighted_error
 from crisp.prepare.calibration import calibrate
+from crisp.quality.scores import Scores
 from crisp.quality.scoring import score_windows
 from crisp.quality.statistics import perplexity, perplexity_ratio, retention
-from crisp.text_windows import read_windows
+from crisp.text_windows import TokenWindows, read_windows
 
 KINDS = ("code", "docs", "kjv")
-CALIBRATION, HELDOUT, WINDOW = 16_384, 18_432, 256  # tokens
+CALIBRATION, CHOICE, HELDOUT, WINDOW = 16_384, 49_152, 98_304, 256  # tokens
+FITTED = "scales fitted"
+# how the page calls it, bits, whether scales are fitted
+ROUNDINGS = (
+    ("int8", 8, False),
+    ("int4", 4, False),
+    (f"int4, {FITTED}", 4, True),
+    ("3 bits", 3, False),
+    (f"3 bits, {FITTED}", 3, True),
+)
 Tell = Callable[[str], None]
 
 
 def compare(folder: Path, data: Path, tell: Tell) -> dict[str, Any]:
-    """Return perplexities of one model: as published, and rounded in each way."""
+    """Return perplexities of one model: as published, and rounded in each way.
+
+    Moments are of the first tokens of the calibration text; ways to find int4's scales are compared
+    on what follows there, and on the text that no model was trained on.
+    """
     texts = {
         part: [data / "data" / f"{kind}.{part}.txt" for kind in KINDS]
         for part in ("calibration", "heldout")
     }
     loaded = to_float32(load_model(str(folder)))
-    calibration = read_windows(loaded.tokenizer, texts["calibration"], WINDOW, limit=CALIBRATION)
+    first = read_windows(loaded.tokenizer, texts["calibration"], WINDOW, limit=CALIBRATION)
+    more = read_windows(loaded.tokenizer, texts["calibration"], WINDOW, limit=CALIBRATION + CHOICE)
+    choice = _without(more, first)
     heldout = read_windows(loaded.tokenizer, texts["heldout"], WINDOW, limit=HELDOUT)
     tell("calibration")
-    layers = calibrate(loaded.model, calibration).layers
+    layers = calibrate(loaded.model, first).layers
     moments = {
         layer: sums.input_moments.astype(np.float16).astype(np.float32)
         for layer, sums in layers.items()
     }
     tell("as published")
     reference = score_windows(loaded.model, heldout)
-    rows, before = list[dict[str, Any]](), reference
-    for name, bits, searched in (
-        ("int8", 8, False),
-        ("int4", 4, False),
-        ("int4, scales searched", 4, True),
-        ("3 bits", 3, False),
-        ("3 bits, scales searched", 3, True),
-    ):
+    rows, scores = list[dict[str, Any]](), dict[str, Scores]()
+    nearest = fitted = None  # on the text for the choice
+    for name, bits, fit in ROUNDINGS:
         tell(name)
-        given = moments if searched else None
+        given, dtype = moments if fit else None, "int8" if bits == 8 else "int4"
         with _bits(bits):
             fresh = to_float32(load_model(str(folder)))
-            error = _error(fresh.model, moments, given, "int8" if bits == 8 else "int4")
-            rounded = quantize_experts(fresh, "int8" if bits == 8 else "int4", given)
-        scores = score_windows(rounded.model, heldout)
+            error = _error(fresh.model, moments, given, dtype)
+            rounded = quantize_experts(fresh, dtype, given)
+        scores[name] = score_windows(rounded.model, heldout)
+        before = scores[name.partition(",")[0]]
         rows.append(
             {
                 "name": name,
                 "bits": bits + 0.25,
                 "error": error,
-                "perplexity": perplexity(scores).value,
-                "ratio": _estimate(perplexity_ratio(scores, reference)),
-                "kept": retention(scores, reference).value,
-                "over_nearest": _estimate(perplexity_ratio(scores, before)) if searched else None,
+                "perplexity": perplexity(scores[name]).value,
+                "ratio": _estimate(perplexity_ratio(scores[name], reference)),
+                "kept": retention(scores[name], reference).value,
+                "over_nearest": _estimate(perplexity_ratio(scores[name], before)) if fit else None,
             }
         )
-        before = scores
+        if bits == 4 and fit:
+            fitted = score_windows(rounded.model, choice)
+        elif bits == 4:
+            nearest = score_windows(rounded.model, choice)
+    tried = {FITTED: (fitted, scores[f"int4, {FITTED}"])}
+    for name in SEARCHES:
+        tell(name)
+        with searching(name):
+            rounded = quantize_experts(to_float32(load_model(str(folder))), "int4", moments)
+        tried[name] = score_windows(rounded.model, choice), score_windows(rounded.model, heldout)
     spread = {
         layer: float(np.quantile(of_layer, 0.99) / np.median(of_layer))
         for layer, of_layer in moments.items()
@@ -74,10 +98,32 @@ def compare(folder: Path, data: Path, tell: Tell) -> dict[str, Any]:
     return {
         "name": folder.name,
         "tokens": len(reference.nll),
+        "choice_tokens": choice.n_scored,
         "perplexity": perplexity(reference).value,
         "spread": max(spread.values()),
         "rows": rows,
+        "tried": [
+            {
+                "name": name,
+                "choice": _estimate(perplexity_ratio(on_choice, nearest)),
+                "heldout": _estimate(perplexity_ratio(on_heldout, scores["int4"])),
+            }
+            for name, (on_choice, on_heldout) in tried.items()
+        ],
     }
+
+
+def _without(windows: TokenWindows, first: TokenWindows) -> TokenWindows:
+    """Return the windows behind the first ones of each text."""
+    begun, behind = Counter(first.text), list[int]()
+    for i, text in enumerate(windows.text):
+        begun[text] -= 1
+        if begun[text] < 0:
+            behind.append(i)
+    parts = {
+        key: [getattr(windows, key)[i] for i in behind] for key in ("tokens", "scored", "text")
+    }
+    return dataclasses.replace(windows, **parts)
 
 
 def _estimate(estimate: Any) -> dict[str, Any]:

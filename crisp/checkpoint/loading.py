@@ -90,7 +90,7 @@ def quantize_experts(
     """Round the routed experts' weights, in place, to what a store of ``dtype`` holds.
 
     dtype: int8 or int4. moments: [d_model] by MoE layer, of the experts' input; with them int4's
-    scales are searched. The model computes in its own type as before. Raises CrispError for weights
+    scales are fitted. The model computes in its own type as before. Raises CrispError for weights
     too large for ``dtype``.
     """
     torch = import_extra("torch")
@@ -110,8 +110,8 @@ def quantize_experts(
                     part.copy_(torch.from_numpy(dequantize(q, scales)))
             for bias in experts.biases():
                 bias.copy_(bias.half())
-    searched = ", scales searched" if moments is not None and dtype == "int4" else ""
-    return dataclasses.replace(loaded, how=f"{loaded.how}, experts in {dtype}{searched}")
+    fitted = ", scales fitted" if moments is not None and dtype == "int4" else ""
+    return dataclasses.replace(loaded, how=f"{loaded.how}, experts in {dtype}{fitted}")
 
 
 def _with_weights(name: str, folder: Path, config: Any) -> tuple[Any, list[str]]:

@@ -88,6 +88,19 @@ class Fields:
             raise self.wrong(key, "a list of names")
         return value
 
+    def sides(self, key: str) -> tuple[int, int] | None:
+        """Return the rows and columns of a block; None: absent or null."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if (
+            not isinstance(value, list)
+            or len(value) != 2
+            or not all(type(n) is int and n > 0 for n in value)
+        ):
+            raise self.wrong(key, "two positive whole numbers")
+        return value[0], value[1]
+
     def section(self, key: str) -> Fields | None:
         """Return the fields of a nested table; None: there is none, or null."""
         value = self.values.get(key)

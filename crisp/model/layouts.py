@@ -30,6 +30,28 @@ SPARSE = ("sparse", "moe", "hash_moe", "mixture_of_experts", "deepseek_moe")
 DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers", "n_dense_layers")
 
 
+QUANTISATION = ("quantization_config", "compression_config")
+"""Keys under which a config says how its weights are quantised."""
+
+COMMON = ("dtype", "torch_dtype", *QUANTISATION)
+"""What a multimodal config may say of its language model."""
+
+
+def quantisation(f: Fields) -> Fields | None:
+    """Return what a config says of how its language model's weights are quantised.
+
+    None: nothing. Raises CrispError for what is no table.
+    """
+    for place in (text_fields(f), f.section("text_config")):
+        key = None if place is None else place.first(QUANTISATION)
+        if place is not None and key is not None:
+            found = place.section(key)
+            if found is None:
+                raise place.wrong(key, "a table")
+            return found
+    return None
+
+
 def text_fields(f: Fields) -> Fields:
     """Return the fields of the language model inside a multimodal config, else the config's own.
 
@@ -46,10 +68,8 @@ def text_fields(f: Fields) -> Fields:
 
 
 def _with_common(outer: Fields, inner: Fields) -> dict[str, object]:
-    common = ["dtype", "torch_dtype", "quantization_config", "compression_config"]
     own = dict(inner.values)
-    if inner.has("dtype") or inner.has("torch_dtype"):
-        common = common[2:]
+    common = QUANTISATION if inner.has("dtype") or inner.has("torch_dtype") else COMMON
     for key in common:
         if outer.has(key) and not inner.has(key):
             own[key] = outer.values[key]

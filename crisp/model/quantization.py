@@ -31,10 +31,7 @@ _RANGE = {"int8": (-127, 127), "int4": (-8, 7)}
 # How many steps the weight farthest from 0 and those of the other sign may be from it. int4 is left
 # half a step beyond its range on both sides, for a finer step is worth more to it than the ends.
 _REACH = {"int8": (127, 127), "int4": (8.5, 7.5)}
-# Shares of the largest scale that a search tries. (Eighty of them leave errors that are a hundredth
-# smaller, and take ten times as long.)
-_SHARES = (0.94, 0.88, 0.82, 0.76, 0.7, 0.62, 0.54, 0.45, 0.35)
-_SEARCHED = 1 << 16  # numbers whose scales are searched together: they stay in a core's cache
+_FITTED = 1 << 16  # numbers whose scales are fitted together: they stay in a core's cache
 
 
 def quantize(weights: Array, dtype: str, moments: Array | None = None) -> tuple[Array, Array]:
@@ -45,64 +42,51 @@ def quantize(weights: Array, dtype: str, moments: Array | None = None) -> tuple[
     that is farthest from 0 takes that side, so int4's scales may be negative. The scale of a group
     of zeros is 0; where float16 cannot hold it, infinite.
 
-    moments: [columns], what a squared error counts for in each column; see `search_scales`. Given
-    them, int4's scales are searched, and a clipped weight may be more than half a step off.
+    moments: [columns], what each column counts for; see `fit_scales`. Given them, int4's scales are
+    fitted, and a weight at an end may be more than half a step off.
     """
     q, scales = _to_nearest(weights, dtype)
     if moments is None or dtype != "int4" or not np.isfinite(scales).all():
         return q, scales
-    rows = max(1, _SEARCHED // weights.shape[-1])
+    rows = max(1, _FITTED // weights.shape[-1])
     flat, grouped = weights.reshape(-1, weights.shape[-1]), scales.reshape(-1, scales.shape[-1])
     for first in range(0, len(flat), rows):
         part = slice(first, first + rows)
-        grouped[part] = search_scales(flat[part], grouped[part], moments)
+        grouped[part] = fit_scales(flat[part], grouped[part], moments)
     return _round(weights, scales, "int4"), scales
 
 
-def search_scales(weights: Array, scales: Array, moments: Array) -> Array:
-    """Return better scales of int4, float16 [rows, columns / 64], than the largest ones, `scales`.
+def fit_scales(weights: Array, scales: Array, moments: Array) -> Array:
+    """Return scales of int4, float16 [rows, columns / 64], that shrink weights less than `scales`.
 
-    A smaller scale clips a group's largest weights and is nearer to all others. Of some shares of
-    the largest scale, of both signs, that one is taken whose q leave the least squared error, each
-    with the scale that fits its q best; errors are weighted with ``moments``, finite float32
-    [columns], the mean squares of what the weights are multiplied by (as in AWQ, arXiv:2306.00978,
-    section 3, and HQQ). No group's weighted error grows, and groups do not depend on each other.
+    weights: float32 [rows, columns]; scales: those of `_to_nearest`. int4 cuts off the weights at
+    its ends, so that groups come out smaller than they were, all in the same way. With the scale s
+    that is returned, and the q of ``scales``, nothing is lost on the whole: sum(m w s q) =
+    sum(m w w). q is then rounded anew, which takes a part of that back, and leaves a smaller error.
+    m: ``moments``, finite float32 [columns], the mean squares of what the weights are multiplied
+    by. A group whose squared error, weighted with m, would grow keeps its scale. Groups do not
+    depend on each other.
     """
-    low, high = _RANGE["int4"]
     groups = weights.reshape(len(weights), -1, GROUP)  # [rows, groups, 64]
     counts = moments.astype(np.float32).reshape(-1, GROUP)
+    q = _round(weights, scales, "int4").reshape(groups.shape)
     weighted = groups * counts
-    largest = scales.astype(np.float32)
-    largest[largest == 0] = 1  # a group of zeros: any scale is as good
-    best = np.full(scales.shape, -1, np.float32)
-    found = largest.copy()
-    q, scratch = np.empty_like(groups), np.empty_like(groups)
-    for share in (1.0, *_SHARES):
-        for sign in (1, -1):
-            np.multiply(groups, (sign / share / largest)[..., None], out=q)
-            np.rint(q, out=q)
-            np.clip(q, low, high, out=q)
-            product = np.einsum("rgk,rgk->rg", weighted, q)
-            np.multiply(q, counts, out=scratch)
-            square = np.einsum("rgk,rgk->rg", scratch, q)
-            # the error with the best scale, product / square, is less than without by this
-            gain = product * product / np.where(square > 0, square, 1)
-            better = gain > best
-            best = np.where(better, gain, best)
-            found = np.where(better, product / np.where(square > 0, square, 1), found)
+    kept = np.einsum("rgk,rgk->rg", weighted, q)
+    whole = np.einsum("rgk,rgk->rg", weighted, groups)
     with np.errstate(over="ignore"):
-        candidates = found.astype(np.float16)
-    keep = _weighted_errors(groups, scales, counts) <= _weighted_errors(groups, candidates, counts)
-    return np.where(keep, scales, candidates)
+        fitted = (whole / np.where(kept == 0, 1, kept)).astype(np.float16)
+    fits = (kept != 0) & np.isfinite(fitted)
+    fitted = np.where(fits, fitted, scales)
+    worse = group_errors(groups, fitted, counts) > group_errors(groups, scales, counts)
+    return np.where(worse, scales, fitted)
 
 
-def _weighted_errors(groups: Array, scales: Array, counts: Array) -> Array:
+def group_errors(groups: Array, scales: Array, counts: Array) -> Array:
     """Return each group's weighted squared error when rounded with these scales, [rows, groups]."""
-    usable = np.isfinite(scales) & (scales != 0)
-    steps = np.where(usable, scales, 1).astype(np.float32)[..., None]
-    low, high = _RANGE["int4"]
-    off = np.clip(np.rint(groups / steps), low, high) * steps * usable[..., None] - groups
-    errors: Array = np.einsum("rgk,rgk->rg", off * off, np.broadcast_to(counts, off.shape))
+    flat = groups.reshape(len(groups), -1)
+    off = dequantize(_round(flat, scales, "int4"), scales) - flat
+    squares = (off * off).reshape(groups.shape)
+    errors: Array = np.einsum("rgk,gk->rg", squares, counts)
     return errors
 
 

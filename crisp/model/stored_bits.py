@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from crisp.errors import CrispError, shorten
+from crisp.model import layouts
 from crisp.model.fields import Fields
 
 FP16 = 16
@@ -69,7 +70,7 @@ def stored_bits(f: Fields, dtype_bits: int, shape: ExpertShape) -> StoredBits:
 
     f: a config. Raises CrispError for a method that is not understood, naming `--bits`.
     """
-    q = f.section("quantization_config") or f.section("compression_config")
+    q = layouts.quantisation(f)
     if q is None:
         return StoredBits((Fraction(dtype_bits),) * len(shape.layers), None)
     method = str(q.values.get("quant_method") or "of no named method")
@@ -147,18 +148,12 @@ def _mxfp4(q: Fields) -> tuple[SchemeOf, str]:
 def _fp8(q: Fields) -> tuple[SchemeOf, str]:
     """8-bit floats with a 32-bit scale for each block, or for the whole matrix."""
     skipped = q.words("modules_to_not_convert") + q.words("ignored_layers")
-    block = q.values.get("weight_block_size")
+    block = q.sides("weight_block_size")
     if block is None:
         return _but(Scheme(Fraction(8), None, None, Fraction(FP32)), skipped), (
             "fp8: a scale for each matrix"
         )
-    if (
-        not isinstance(block, list)
-        or len(block) != 2
-        or not all(type(n) is int and n > 0 for n in block)
-    ):
-        raise q.wrong("weight_block_size", "two positive whole numbers")
-    scheme = Scheme(Fraction(8), block[0], block[1], Fraction(FP32))
+    scheme = Scheme(Fraction(8), *block, Fraction(FP32))
     return _but(scheme, skipped), f"fp8: scales of {block[0]} x {block[1]}"
 
 
@@ -262,10 +257,10 @@ def _compressed(w: Fields) -> tuple[Scheme, str]:
     if strategy == "channel":
         return Scheme(Fraction(bits), 1, None, shared), f"{what}, a scale for each row"
     if strategy == "block":
-        block = w.values.get("block_structure")
-        if not isinstance(block, list) or len(block) != 2 or not all(type(n) is int for n in block):
+        block = w.sides("block_structure")
+        if block is None:
             raise w.wrong("block_structure", "two positive whole numbers")
-        return Scheme(Fraction(bits), block[0], block[1], shared), (
+        return Scheme(Fraction(bits), *block, shared), (
             f"{what}, scales of {block[0]} x {block[1]}"
         )
     if strategy not in ("group", "tensor_group"):

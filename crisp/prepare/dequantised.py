@@ -17,9 +17,8 @@ from crisp.checkpoint.quantised.view import Decoder
 from crisp.checkpoint.streaming import ByteSource, open_new_file, read_tiles
 from crisp.extras import import_extra
 from crisp.files import atomic
+from crisp.model.layouts import QUANTISATION
 from crisp.progress import Progress, counter, no_progress
-
-_QUANTISATION = ("quantization_config", "compression_config")
 
 
 def write_dequantised(
@@ -59,7 +58,7 @@ def write_dequantised(
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config that says nothing of quantisation."""
-    plain = {key: value for key, value in config.items() if key not in _QUANTISATION}
+    plain = {key: value for key, value in config.items() if key not in QUANTISATION}
     if isinstance(plain.get("text_config"), dict):
         plain["text_config"] = _plain(plain["text_config"])
     return plain

@@ -54,7 +54,7 @@ _SALIENCY: dict[str, tuple[type, tuple[str, ...]]] = {
     "sensitivities": (np.float32, (_L,)),
     "rescaling": (np.float16, (_L, _E, "widths")),
 }
-# There since scales of int4 are searched with them.
+# There since scales of int4 are fitted with them.
 _MOMENTS: dict[str, tuple[type, tuple[str, ...]]] = {"input_moments": (np.float16, (_L, "inputs"))}
 _KNOWN = _TENSORS | _OPTIONAL | _SALIENCY | _MOMENTS
 

@@ -31,7 +31,7 @@ from crisp.hw.store.checkpoint_experts import locate_experts
 from crisp.hw.store.encoding import encode_blocks
 from crisp.hw.store.expert_source import expert_source
 from crisp.hw.store.reader import Store
-from crisp.hw.store.scale_search import ScaleSearch
+from crisp.hw.store.scale_fit import ScaleFit
 from crisp.model.spec import ModelSpec
 from crisp.profile.metadata import FILE, Metadata
 from crisp.progress import Progress, no_progress
@@ -138,15 +138,15 @@ def _same_weights(checkpoint: Checkpoint, store: Store, verify: bool, progress: 
     if str(activation) != store.activation:
         raise refused
     hashed, layers = import_extra("xxhash").xxh3_64_intdigest, store.spec.moe_layers
-    search = None
-    if store.searched:  # else it was packed before there were moments
+    fit = None
+    if store.fitted:  # else it was packed before there were moments
         moments = None if metadata is None else metadata.moments()
         if moments is None:
             raise refused
-        search = ScaleSearch(moments)
+        fit = ScaleFit(moments)
     for row in sorted({0, len(layers) - 1}):
         with expert_source(checkpoint, layout, no_progress) as reader:
-            blocks = encode_blocks(reader, store.spec, layers[row], store.dtype, search)
+            blocks = encode_blocks(reader, store.spec, layers[row], store.dtype, fit)
             hashes = [hashed(block.data) for block in islice(blocks, store.spec.n_blocks)]
         if hashes != store.hashes(row)[0].tolist():
             raise refused

@@ -15,6 +15,7 @@ NAMES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}  # safetensors' names, by
 # The bits of a number's exponent: all of them are set in NaN and infinity alone.
 _EXPONENT = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000000000000}
 
+_TILE = 32  # rows of a matrix that is turned: the lines of a tile stay in a core's cache
 _CHUNK = 1 << 17  # numbers that are checked together, in a core's cache
 
 
@@ -38,6 +39,15 @@ def convert_bits(bits: Array, source: str, target: str) -> Array:
     # half of what is cut off, and a little more where the last bit that stays is odd
     even: Array = (whole + 0x7FFF + ((whole >> 16) & 1)) >> 16
     return even.astype(np.uint16)
+
+
+def copy_rows(matrix: Array, into: Array) -> None:
+    """Copy a matrix [rows, columns], in tiles if it is stored column by column."""
+    if matrix.strides[1] == matrix.itemsize:
+        into[:] = matrix
+        return
+    for column in range(0, matrix.shape[1], _TILE):
+        into[:, column : column + _TILE] = matrix[:, column : column + _TILE]
 
 
 def pack_bytes(q: Array, dtype: str) -> Array:

@@ -10,14 +10,21 @@ import numpy as np
 
 from crisp.errors import CrispError
 from crisp.hw.store.checkpoint_experts import Expert
-from crisp.hw.store.dtypes import NAMES, UNSIGNED, Array, all_finite, convert_bits, pack_bytes
+from crisp.hw.store.dtypes import (
+    NAMES,
+    UNSIGNED,
+    Array,
+    all_finite,
+    convert_bits,
+    copy_rows,
+    pack_bytes,
+)
 from crisp.hw.store.expert_source import ExpertSource
-from crisp.hw.store.scale_search import ScaleSearch
+from crisp.hw.store.scale_fit import ScaleFit
 from crisp.hw.store.writer import Bytes
 from crisp.model.quantization import BITS, GROUP, quantize
 from crisp.model.spec import ModelSpec
 
-_TILE = 32  # rows of a matrix that is turned: the lines of a tile stay in a core's cache
 _SHIFTS = 1 << 20  # positions at which a block's random numbers may begin
 _STEP = 7919  # positions from one block's begin to the next one's; coprime to _SHIFTS
 
@@ -76,17 +83,17 @@ def encode_blocks(
     spec: ModelSpec,
     layer: int,
     dtype: str,
-    search: ScaleSearch | None = None,
+    fit: ScaleFit | None = None,
 ) -> Iterator[Bytes]:
     """Yield the blocks of a layer's experts, [stride] each; valid until the next is asked for.
 
-    search: of int4's scales, where there are moments; it keeps the errors that are left. Raises
+    fit: of int4's scales, where there are moments; it keeps the errors that are left. Raises
     CrispError for weights that ``dtype`` cannot hold.
     """
-    encoder = _BlockEncoder(spec, reader.kind, dtype, layer, search)
+    encoder = _BlockEncoder(spec, reader.kind, dtype, layer, fit)
     for e in range(spec.n_experts):
-        if search is not None:
-            search.begin(layer)
+        if fit is not None:
+            fit.begin(layer)
         # no variable holds an expert while the next one is read
         yield from encoder.blocks(reader.expert(layer, e), f"layer {layer}: expert {e}")
 
@@ -95,10 +102,10 @@ class _BlockEncoder:
     """Cuts experts into blocks, and converts their numbers from one type to another."""
 
     def __init__(
-        self, spec: ModelSpec, kind: str, dtype: str, layer: int, search: ScaleSearch | None
+        self, spec: ModelSpec, kind: str, dtype: str, layer: int, fit: ScaleFit | None
     ) -> None:
         self._spec, self._kind, self._dtype = spec, kind, dtype
-        self._layer, self._search = layer, search
+        self._layer, self._fit = layer, fit
         self._buffer = _Buffer(spec, dtype)
         self._rows = np.empty((spec.block, spec.d_model), UNSIGNED[kind])
 
@@ -110,7 +117,7 @@ class _BlockEncoder:
             n = neurons.stop - neurons.start
             rows = self._rows[:n]  # [n, d_model]
             for part, matrix in enumerate(expert.matrices):
-                _copy_rows(matrix[neurons], rows)
+                copy_rows(matrix[neurons], rows)
                 down = part == len(expert.matrices) - 1
                 buffer.matrices[part, :n], buffer.scales[part, :n] = self._encode(rows, down)
             for bias, into in zip(expert.biases, buffer.biases, strict=True):
@@ -124,19 +131,10 @@ class _BlockEncoder:
 
     def _encode(self, rows: Array, down: bool) -> tuple[Array, Array]:
         """Return rows of a matrix and of its scales; down: it is the down matrix."""
-        if self._search is None or self._dtype != "int4":
+        if self._fit is None or self._dtype != "int4":
             return _encode(rows, self._kind, self._dtype)
-        q, scales = self._search.quantize(rows, self._kind, self._layer, down)
+        q, scales = self._fit.quantize(rows, self._kind, self._layer, down)
         return pack_bytes(q, self._dtype), scales.view(np.uint16)
-
-
-def _copy_rows(matrix: Array, into: Array) -> None:
-    """Copy a matrix [rows, columns], in tiles if it is stored column by column."""
-    if matrix.strides[1] == matrix.itemsize:
-        into[:] = matrix
-        return
-    for column in range(0, matrix.shape[1], _TILE):
-        into[:, column : column + _TILE] = matrix[:, column : column + _TILE]
 
 
 class RandomBlocks:

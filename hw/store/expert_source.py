@@ -15,7 +15,7 @@ from crisp.checkpoint.gguf import GgufExperts
 from crisp.checkpoint.quantised import DecodedCheckpoint
 from crisp.checkpoint.quantised.view import Decoder
 from crisp.hw.store.checkpoint_experts import Expert, ExpertReader
-from crisp.hw.store.dtypes import Array, convert_bits
+from crisp.hw.store.dtypes import Array, convert_bits, copy_rows
 from crisp.progress import Progress, counter
 
 
@@ -96,7 +96,10 @@ class _DecodedReader(ExpertReader):
         numbers = self._decoder.read_matrix(tensor.name, expert - place.first)
         for part in weight.parts.values():
             self._advance(self._decoded.stored.tensors[part].nbytes // place.count)
-        return np.ascontiguousarray(numbers).view(np.uint32).reshape(-1), "F32"
+        if not numbers.flags.c_contiguous:
+            turned, numbers = numbers, np.empty(numbers.shape, np.float32)
+            copy_rows(turned, numbers)
+        return numbers.view(np.uint32).reshape(-1), "F32"
 
 
 class GgufSource:

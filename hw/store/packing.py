@@ -19,7 +19,7 @@ from crisp.hw.store.encoding import RandomBlocks, encode_blocks
 from crisp.hw.store.expert_source import GgufSource, expert_source
 from crisp.hw.store.format import DTYPES
 from crisp.hw.store.reader import Store
-from crisp.hw.store.scale_search import ScaleSearch
+from crisp.hw.store.scale_fit import ScaleFit
 from crisp.hw.store.writer import check_new, new_store
 from crisp.model.activation import PLAIN
 from crisp.model.quantization import BITS, check_groups
@@ -44,7 +44,7 @@ def pack(
     folder: of a checkpoint, quantised or not, its name on the hub, or a GGUF file. dtype: bf16,
     fp16, fp32, int8 or int4; None: the checkpoint's own, or bf16 for what is quantised. block: in
     neurons; None: a prepared model's own, else the model's default. Memory holds one expert, what
-    it is made from, and a few of its blocks. int4's scales are searched where a prepared model's
+    it is made from, and a few of its blocks. int4's scales are fitted where a prepared model's
     metadata has the moments for it.
 
     Raises CrispError for a checkpoint that is not whole or not understood, weights that are not
@@ -80,18 +80,18 @@ def pack(
         if stored in BITS:
             check_groups(spec, stored)
         spec = spec.with_(bits=DTYPES[stored], block=block)
-        search = ScaleSearch(moments) if moments is not None and stored == "int4" else None
+        fit = ScaleFit(moments) if moments is not None and stored == "int4" else None
         with new_store(out, spec, stored, activation) as writer:
             for layer in spec.moe_layers:
-                writer.layer(layer, encode_blocks(reader, spec, layer, stored, search))
+                writer.layer(layer, encode_blocks(reader, spec, layer, stored, fit))
             digest = reader.weights()
             if metadata is not None:
                 metadata.check_weights(digest, str(folder))
             about = _about(stored, activation, weights=digest)
             if quantised is not None:
                 about["source"] = {"format": quantised.method, "settings": dict(quantised.settings)}
-            if search is not None:
-                about["errors"] = search.errors()
+            if fit is not None:
+                about["errors"] = fit.errors()
             writer.finish(about)
     return Store.open(out)
 

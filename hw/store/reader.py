@@ -64,7 +64,7 @@ class Store:
     offsets: tuple[tuple[int, ...], ...]  # by MoE row, of each expert's block 0 in its file
     tables: tuple[str, ...]  # by MoE row, sha256 of its blocks' hashes
     source: Mapping[str, Any] | None = None  # the format that a quantised checkpoint was in
-    # "searched" and "nearest": by MoE row, each expert's relative error with int4's scales as they
+    # "fitted" and "nearest": by MoE row, each expert's relative error with int4's scales as they
     # are, and with those of `quantize` alone
     errors: Mapping[str, Any] | None = None
 
@@ -102,8 +102,8 @@ class Store:
         )
 
     @property
-    def searched(self) -> bool:
-        """Whether int4's scales were searched."""
+    def fitted(self) -> bool:
+        """Whether int4's scales were fitted."""
         return self.errors is not None
 
     def offset(self, row: int, expert: int, block: int) -> int:

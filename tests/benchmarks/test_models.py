@@ -46,6 +46,9 @@ def test_the_table() -> None:
     assert "| a | silu | yes | yes | yes | yes | yes | yes |\n" in told
     assert "| b |  | yes | yes | yes | yes | no | no |\n" in told
     assert told.endswith(f"- b, pack, generate: {reason}\n")
+    alone = render([Trial("c", "silu", untried=True), Trial("d", "", {"pack": reason}, True)])
+    assert alone.startswith("Of 0 families")
+    assert alone.endswith(f"| c | silu |  |\n| d |  | {reason} |\n")
     page = insert("# Models\n\nBy hand.\n", told)
     assert page.startswith("# Models\n\nBy hand.\n\n<!--")
     assert between(page) == told

@@ -141,7 +141,7 @@ def _without_estimate(geometry: ConfigGeometry) -> ConfigGeometry:
 def _of(
     entries: Any, geometry: ConfigGeometry, config: Mapping[str, Any], where: str
 ) -> TensorGeometry | None:
-    quantised = layouts.text_fields(Fields("", config)).section("quantization_config")
+    quantised = layouts.quantisation(Fields(where, config))
     bits = None
     if quantised is not None:
         bits = next(

@@ -10,8 +10,7 @@ from typing import Any
 
 from crisp.checkpoint.files import TensorEntry
 from crisp.checkpoint.geometry.tensors import TensorGeometry, tensor_geometry
-
-_OWN = ("dtype", "torch_dtype", "quantization_config", "compression_config")
+from crisp.model.layouts import COMMON
 
 
 def default_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -25,7 +24,7 @@ def default_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     inner = whole.get_text_config()
     full: dict[str, Any] = {**inner.to_dict(), "model_type": inner.model_type}
-    for key in _OWN:
+    for key in COMMON:
         full.pop(key, None)
         own = config.get(key)
         if own is None and isinstance(config.get("text_config"), Mapping):
@@ -75,7 +74,7 @@ def _config_object(config: Mapping[str, Any]) -> Any:
     level, name = log.level, config.get("model_type")
     log.setLevel(logging.ERROR)
     try:
-        values = {key: value for key, value in config.items() if key not in ("model_type", *_OWN)}
+        values = {key: value for key, value in config.items() if key not in ("model_type", *COMMON)}
         whole = transformers.AutoConfig.for_model(name, **values)
         whole.get_text_config()
         return whole

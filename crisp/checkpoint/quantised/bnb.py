@@ -24,7 +24,7 @@ from crisp.checkpoint.quantised.axes import (
     take_halves,
     take_rows_of,
 )
-from crisp.checkpoint.quantised.numbers import Array, Floats
+from crisp.checkpoint.quantised.numbers import Array, Floats, pair_words
 from crisp.checkpoint.quantised.weight import Parts, Quantisation, QuantisedWeight, StoredTensors
 from crisp.errors import CrispError
 
@@ -134,9 +134,9 @@ def _state(stored: StoredTensors, entry: TensorEntry) -> _State:
 def decode_codes(parts: Parts, state: _State) -> Floats:
     """Return weight [out, in] of 4-bit codes."""
     codes, values = parts["codes"].bits.reshape(-1), parts["map"].floats()
-    pairs = np.stack([np.repeat(values, 16), np.tile(values, 16)], axis=1)  # the high half first
+    pairs = pair_words(np.repeat(values, 16), np.tile(values, 16))  # the high half first
     count, group = state.shape[0] * state.shape[1], state.group
-    weight: Floats = pairs[codes].reshape(-1)[:count]
+    weight: Floats = pairs[codes].view(np.float32)[:count]
     scales = absmax(parts, state)
     whole = count // group * group
     by_group = weight[:whole].reshape(-1, group)

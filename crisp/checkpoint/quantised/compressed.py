@@ -18,10 +18,11 @@ import numpy as np
 
 from crisp.checkpoint.files import TensorEntry
 from crisp.checkpoint.quantised.axes import Axes, AxisOrder, Move, take, take_packed
-from crisp.checkpoint.quantised.fp8 import FLOATS8, activation_scales, block_size, scaled_weight
+from crisp.checkpoint.quantised.fp8 import FLOATS8, activation_scales, scaled_weight
 from crisp.checkpoint.quantised.numbers import Floats, unpack
 from crisp.checkpoint.quantised.weight import Parts, Quantisation, QuantisedWeight, StoredTensors
 from crisp.errors import CrispError
+from crisp.model.fields import Fields
 
 _SCALES = ("BF16", "F16", "F32")
 _UNUSED = (".weight_shape", ".weight_zero_point", ".input_zero_point", ".input_global_scale")
@@ -50,7 +51,7 @@ def _block(config: Mapping[str, Any], where: str) -> tuple[int, int] | None:
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
         if isinstance(weights, dict) and weights.get("block_structure") is not None:
-            return block_size(weights["block_structure"], f"{where}: block_structure")
+            return Fields(where, weights).sides("block_structure")
     return None
 
 

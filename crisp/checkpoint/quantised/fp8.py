@@ -14,6 +14,7 @@ from crisp.checkpoint.quantised.axes import Axes, AxisOrder, take
 from crisp.checkpoint.quantised.numbers import Floats
 from crisp.checkpoint.quantised.weight import Parts, Quantisation, QuantisedWeight, StoredTensors
 from crisp.errors import CrispError
+from crisp.model.fields import Fields
 
 FLOATS8 = ("F8_E4M3", "F8_E5M2")
 _SCALES = ("_scale_inv", "_scale")
@@ -26,7 +27,7 @@ _ACTIVATIONS = (
 
 def find(stored: StoredTensors, config: Mapping[str, Any], where: str) -> Quantisation:
     """Return all weights in 8-bit floats; CrispError for one without a scale that fits."""
-    block = block_size(config.get("weight_block_size"), f"{where}: weight_block_size")
+    block = Fields(where, config).sides("weight_block_size")
     weights = []
     for name, entry in stored.entries.items():
         if entry.dtype not in FLOATS8:
@@ -103,19 +104,6 @@ def _grid(
         block = out // scales[0], inputs // scales[1]
     rows, columns = block
     return (rows, columns) if (-(-out // rows), -(-inputs // columns)) == scales else None
-
-
-def block_size(value: object, where: str) -> tuple[int, int] | None:
-    """Return rows and columns of a block as a config has them; None where it has none."""
-    if value is None:
-        return None
-    if (
-        not isinstance(value, list)
-        or len(value) != 2
-        or not all(type(n) is int and n > 0 for n in value)
-    ):
-        raise CrispError(f"{where}: found {value!r}, expected two positive whole numbers")
-    return value[0], value[1]
 
 
 def decode(parts: Parts, grid: tuple[int, int]) -> Floats:

@@ -96,8 +96,12 @@ def decode(parts: Parts, bits: int, size: int, less_one: bool, name: str) -> Flo
     else:
         group = np.arange(len(q)) // (len(q) if size == -1 else size)
     weight = q.astype(np.float32)
-    weight -= zeros[group]
-    weight *= scales[group]
+    # runs of inputs of one group, so that no zero and no scale is copied for each weight
+    ends = [*(np.flatnonzero(np.diff(group)) + 1), len(group)]
+    for first, end in zip([0, *ends], ends, strict=False):
+        rows = weight[first:end]
+        rows -= zeros[group[first]]
+        rows *= scales[group[first]]
     return weight.T
 
 

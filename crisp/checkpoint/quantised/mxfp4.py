@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from crisp.checkpoint.quantised.axes import AxisOrder, take, take_halves
-from crisp.checkpoint.quantised.numbers import E2M1, Floats, powers_of_two
+from crisp.checkpoint.quantised.numbers import E2M1, Floats, pair_words, powers_of_two
 from crisp.checkpoint.quantised.weight import Parts, Quantisation, QuantisedWeight, StoredTensors
 
 _GROUP = 32
 # both numbers of a byte
-_PAIRS = np.stack([np.tile(E2M1, 16), np.repeat(E2M1, 16)], axis=1)
+_PAIRS = pair_words(np.tile(E2M1, 16), np.repeat(E2M1, 16))
 
 
 def find(stored: StoredTensors) -> Quantisation:
@@ -51,6 +51,6 @@ def find(stored: StoredTensors) -> Quantisation:
 def decode(parts: Parts) -> Floats:
     """Return one expert's weight [in, out], a view of [out, in]."""
     blocks, scales = parts["blocks"].bits, powers_of_two(parts["scales"].bits)
-    numbers = _PAIRS[blocks].reshape(*scales.shape, _GROUP)  # [out, in / 32, 32]
+    numbers = _PAIRS[blocks].view(np.float32).reshape(*scales.shape, _GROUP)  # [out, in / 32, 32]
     numbers *= scales[..., None]
     return numbers.reshape(len(blocks), -1).T

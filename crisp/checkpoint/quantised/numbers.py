@@ -47,6 +47,24 @@ _TABLES = {
 }
 
 
+# The integers of 4 or 2 bits in each byte, the lowest bits first, as bytes of one word: to look
+# words up is three times as fast as to shift.
+_SPLIT = {
+    bits: ((np.arange(256)[:, None] >> np.arange(0, 8, bits)) & ((1 << bits) - 1))
+    .astype(np.uint8)
+    .view(word)[:, 0]
+    for bits, word in ((4, np.uint16), (2, np.uint32))
+}
+
+
+def pair_words(first: Floats, second: Floats) -> npt.NDArray[np.uint64]:
+    """Return the two numbers of each byte as one word, [256]; see `_SPLIT` for why.
+
+    first, second: float32 [256], of which the first is stored before the other.
+    """
+    return np.stack([first, second], axis=1).view(np.uint64)[:, 0]
+
+
 @dataclass(frozen=True, eq=False)
 class StoredPart:
     """A tensor as it is stored, or one expert's share of it."""
@@ -76,8 +94,7 @@ def unpack(packed: Array, bits: int, axis: int) -> npt.NDArray[np.uint8]:
     words = np.moveaxis(packed, axis, -1)
     each = np.ascontiguousarray(words).view(np.uint8)  # little-endian: the lowest byte first
     if bits != 8:
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        each = (each[..., None] >> shifts) & np.uint8((1 << bits) - 1)
+        each = _SPLIT[bits][each].view(np.uint8)
     return np.moveaxis(each.reshape(*words.shape[:-1], -1), -1, axis)
 
 

@@ -19,6 +19,8 @@ from crisp.checkpoint.quantised.weight import Quantisation, QuantisedWeight, Sto
 from crisp.checkpoint.streaming import ByteSource
 from crisp.errors import CrispError
 from crisp.extras import import_extra
+from crisp.model.fields import Fields
+from crisp.model.layouts import quantisation
 
 FORMATS = ("mxfp4", "fp8", "gptq", "awq", "compressed-tensors", "bitsandbytes")
 """What quant_method may be in a config; fbgemm_fp8 is read as fp8."""
@@ -101,8 +103,8 @@ def open_any(folder: str | Path) -> Checkpoint:
 def read_quantization(folder: str | Path) -> Mapping[str, Any] | None:
     """Return the quantization_config in a folder's config.json; None where there is none.
 
-    A multimodal model's may stand beside those of its parts. What is wrong with the file is for
-    others to say.
+    A multimodal model's may stand beside those of its parts. Raises CrispError for one that is no
+    table; what else is wrong with the file is for others to say.
     """
     try:
         config = json.loads((Path(folder) / "config.json").read_bytes())
@@ -110,10 +112,8 @@ def read_quantization(folder: str | Path) -> Mapping[str, Any] | None:
         return None
     if not isinstance(config, dict):
         return None
-    found = config.get("quantization_config", config.get("compression_config"))
-    if found is None and isinstance(config.get("text_config"), dict):
-        found = config["text_config"].get("quantization_config")
-    return found if found is None or isinstance(found, dict) else {}
+    found = quantisation(Fields(str(Path(folder) / "config.json"), config))
+    return None if found is None else found.values
 
 
 def open_decoded(folder: str | Path) -> DecodedCheckpoint:

@@ -145,41 +145,48 @@ def squared(weights: np.ndarray, scales: np.ndarray, moments: np.ndarray) -> np.
 
 
 @given(st.integers(0, 2**32), st.integers(-12, 12), st.sampled_from([1, 3, 9]))
-def test_a_searched_scale_leaves_no_group_worse(seed: int, magnitude: int, power: int) -> None:
+def test_a_fitted_scale_leaves_no_group_worse(seed: int, magnitude: int, power: int) -> None:
     random = np.random.default_rng(seed)
     weights = normal(1, seed).astype(np.float64) ** power
     weights = (weights * 2.0**magnitude / np.abs(weights).max()).astype(np.float32)
     moments = random.exponential(size=192).astype(np.float32)
     _, nearest = quantize(weights, "int4")
-    q, searched = quantize(weights, "int4", moments)
-    assert (searched.dtype, searched.shape, q.dtype) == (np.float16, (5, 3), np.int8)
-    before, after = squared(weights, nearest, moments), squared(weights, searched, moments)
+    q, fitted = quantize(weights, "int4", moments)
+    assert (fitted.dtype, fitted.shape, q.dtype) == (np.float16, (5, 3), np.int8)
+    before, after = squared(weights, nearest, moments), squared(weights, fitted, moments)
     assert (after <= before * (1 + 1e-4) + 1e-30).all()
     # q is the nearest that there is to the scale
-    steps = searched.astype(np.float64)[..., None]
+    steps = fitted.astype(np.float64)[..., None]
     off = np.abs(groups(q) * steps - groups(weights))
     assert (off <= np.abs(groups(np.clip(q + 1, -8, 7)) * steps - groups(weights)) + 1e-9).all()
 
 
-def test_a_search_gains_a_tenth_of_the_squared_error() -> None:
-    """Of normal weights and inputs some of which are large; the best of a fine grid gains no more
-    than three hundredths on top."""
+def test_a_fitted_scale_by_hand() -> None:
+    """The nearest q are -8 and 1. The large weight has lost 0.5 of 8.5, which all give back."""
+    weights = np.ones((1, 64), np.float32)
+    weights[0, 5] = -8.5
+    moments = np.ones(64, np.float32)
+    q, scales = quantize(weights, "int4")
+    assert (q[0, 5], q[0, 0], scales.item()) == (-8, 1, 1)
+    q, scales = quantize(weights, "int4", moments)
+    assert (q[0, 5], q[0, 0]) == (-8, 1)
+    # (63 x 1 x 1 + 8.5 x 8.5) / (63 x 1 x 1 + 8.5 x 8)
+    assert scales.item() == np.float16(135.25 / 131)
+    moments[5] = 0  # nothing is lost of what counts
+    assert quantize(weights, "int4", moments)[1].item() == 1
+
+
+def test_rounding_shrinks_weights_and_a_fit_less() -> None:
+    """Of normal weights: the slope of the rounded ones over what they were, and their error."""
     random = np.random.default_rng(0)
     weights = random.standard_normal((64, 256)).astype(np.float32)
     moments = np.exp(random.standard_normal(256)).astype(np.float32)
-    _, nearest = quantize(weights, "int4")
-    _, searched = quantize(weights, "int4", moments)
-    before = squared(weights, nearest, moments).sum()
-    after = squared(weights, searched, moments).sum()
-    assert after < 0.9 * before
-    finest = np.minimum.reduce(
-        [
-            squared(weights, (sign * share * nearest).astype(np.float16), moments)
-            for share in np.linspace(0.4, 1.1, 141)
-            for sign in (1, -1)
-        ]
-    ).sum()
-    assert after < 1.03 * finest
+    weighted = weights.astype(np.float64) * moments
+    nearest, fitted = (dequantize(*quantize(weights, "int4", m)) for m in (None, moments))
+    slopes = [(weighted * x).sum() / (weighted * weights).sum() for x in (nearest, fitted)]
+    assert slopes[0] + 0.001 < slopes[1] < 1
+    errors = [((x - weights) ** 2 * moments).sum() for x in (nearest, fitted)]
+    assert errors[1] < 0.98 * errors[0]
 
 
 def test_without_moments_nothing_changed() -> None:
@@ -189,30 +196,17 @@ def test_without_moments_nothing_changed() -> None:
         q, scales = quantize(weights, dtype)
         content = hashlib.sha256(q.tobytes() + scales.tobytes()).hexdigest()
         assert content.startswith(BEFORE[dtype])
-    q, scales = quantize(weights, "int8", np.ones(192, np.float32))  # it is not searched
+    q, scales = quantize(weights, "int8", np.ones(192, np.float32))  # it is not fitted
     assert (q == quantize(weights, "int8")[0]).all()
 
 
-def test_a_leading_part_is_searched_alike() -> None:
+def test_a_leading_part_is_fitted_alike() -> None:
     """Groups do not depend on each other: a narrower expert is packed as leading blocks are."""
     weights, moments = normal(), np.linspace(0.1, 3, 192).astype(np.float32)
     q, scales = quantize(weights, "int4", moments)
     part, part_scales = quantize(weights[:2], "int4", moments)
     assert (part == q[:2]).all()
     assert (part_scales == scales[:2]).all()
-
-
-def test_what_does_not_count_is_given_up() -> None:
-    """One large weight of an input that is always 0 leaves the scale to the others."""
-    weights = np.full((1, 64), 0.07, np.float32)
-    weights[0, ::2] *= -1
-    weights[0, 5] = 0.55
-    moments = np.ones(64, np.float32)
-    moments[5] = 0
-    nearest = dequantize(*quantize(weights, "int4"))
-    searched = dequantize(*quantize(weights, "int4", moments))
-    assert np.abs(nearest - weights)[:, np.arange(64) != 5].max() > 0.003
-    assert np.abs(searched - weights)[:, np.arange(64) != 5].max() < 0.001
 
 
 def test_groups_of_zeros_and_moments_of_zero() -> None:

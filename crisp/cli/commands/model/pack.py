@@ -88,15 +88,29 @@ def _describe_store(spec: ModelSpec, dtype: str, weights: str) -> str:
 
 
 def _geometry(name: str) -> tuple[ModelSpec, str]:
-    """Return a model's geometry by its name or path, and its experts' activation."""
+    """Return a model's geometry by its name or path, and its experts' activation.
+
+    A name is looked up as `crisp.checkpoint.geometry.read.read_model` does.
+    """
+    from crisp.checkpoint import gguf
     from crisp.checkpoint.geometry.read import read_model
+    from crisp.checkpoint.source import cached_snapshot
     from crisp.hw.store.packing import read_activation
+    from crisp.hw.store.reader import Store
     from crisp.model.builtin import CONFIGS
+    from crisp.model.spec import STORE_INDEX
 
     spec, path = read_model(name).spec, Path(name)
     if name in CONFIGS:
         return spec, read_activation(CONFIGS[name], name)
+    if (path / STORE_INDEX).exists():
+        return spec, Store.open(path).activation
     if path.suffix == ".toml":
         return spec, "gpt_oss" if spec.biases else "silu"
+    if not path.exists():
+        path = cached_snapshot(name) or path
+    file = gguf.gguf_file(path)
+    if file is not None:
+        return spec, gguf.gguf_activation(gguf.read_model(file))
     path = path / "config.json" if path.is_dir() else path
     return spec, read_activation(json.loads(path.read_bytes()), str(path))

@@ -105,6 +105,8 @@ I32, F16 = torch.int32, torch.float16
             r"U8 \[experts, out, in / 32, 16\]",
         ),
         ("gptq", nothing, {"quant_method": "hqq"}, "found 'hqq', expected mxfp4,.*bf16"),
+        ("gptq", nothing, {"quant_method": "auto-round"}, "found 'auto-round', expected mxfp4"),
+        ("gptq", nothing, {"quant_method": "torchao"}, "found 'torchao', expected mxfp4"),
         ("gptq", nothing, {"quant_method": ["x"]}, r"quant_method: found \['x'\]"),
         ("gptq", nothing, {"quant_method": "mxfp4"}, "says mxfp4, and no tensor is quantised"),
         ("gptq", put(f"{EXPERT}.weight", torch.zeros(128, 64)), {}, "is there quantised as well"),
@@ -134,5 +136,5 @@ def test_a_config_that_is_no_object(tmp_path: Path) -> None:
     quantised_mixtral(tmp_path, "gptq")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": 3}))
-    with pytest.raises(CrispError, match="quant_method: found None"):
+    with pytest.raises(CrispError, match="quantization_config: found 3, expected a table"):
         open_any(tmp_path)

@@ -68,6 +68,22 @@ def test_random_weights(crisp: Crisp, tmp_path: Path) -> None:
     assert one.digest == other.digest
 
 
+def test_random_weights_of_a_gguf_files_geometry_and_of_a_stores(
+    crisp: Crisp, tmp_path: Path
+) -> None:
+    pytest.importorskip("gguf", reason="needs the extra gguf")
+    from tests.crisp.checkpoint.gguf.made import write
+
+    write(tmp_path / "m.gguf", ("Q4_K", "Q4_K", "Q4_K"), arch="grok")
+    for name, source in (("one", tmp_path / "m.gguf"), ("other", tmp_path / "one")):
+        done = crisp("pack", "--synthetic", source, "--dtype", "int4", "--out", tmp_path / name)
+        assert (done.code, done.err) == (0, "")
+    one, other = (Store.open(tmp_path / name) for name in ("one", "other"))
+    assert (one.spec.n_experts, one.spec.d_ff, one.spec.d_model) == (3, 512, 256)
+    assert (one.activation, other.activation) == ("gelu_tanh", "gelu_tanh")
+    assert one.spec.routed_bytes == other.spec.routed_bytes
+
+
 def test_the_configs_activation_is_kept(crisp: Crisp, tmp_path: Path) -> None:
     config = json.loads((MODEL / "config.json").read_text())
     (tmp_path / "gelu.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))

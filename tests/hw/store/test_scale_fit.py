@@ -1,4 +1,4 @@
-"""int4 with searched scales: what a store holds and says of it, and that a model computes so."""
+"""int4 with fitted scales: what a store holds and says of it, and that a model computes so."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_store_holds_what_the_model_is_rounded_to(tmp_path: Path) -> None:
     store = pack(folder, tmp_path / "store", dtype="int4")
     moments = Metadata.load(folder / FILE).moments()
     loaded = quantize_experts(load_model(str(folder)), "int4", moments)
-    assert "experts in int4, scales searched" in loaded.how
+    assert "experts in int4, scales fitted" in loaded.how
     layer = expert_layout(loaded.model).layers[4]
     up, down = Experts.of(layer).neurons(3)
     gate, up_, down_ = (torch.from_numpy(x).bfloat16() for x in dequantised(store, layer.index, 3))
@@ -66,7 +66,7 @@ def test_errors_of_experts_are_in_the_index(tmp_path: Path) -> None:
     folder = with_moments(tmp_path / "model")
     store = pack(folder, tmp_path / "store", dtype="int4")
     index = json.loads((tmp_path / "store" / "store.json").read_text())
-    assert store.searched
+    assert store.fitted
     assert store.errors == index["errors"]
     metadata, experts = Metadata.load(folder / FILE), load_model(str(folder)).model
     moments = metadata.moments()
@@ -77,16 +77,16 @@ def test_errors_of_experts_are_in_the_index(tmp_path: Path) -> None:
     counts = np.stack([moments[layer.index]] * 2 + [np.ones_like(moments[layer.index])])[:, None]
     whole = (exact**2 * counts).sum()
     left = ((dequantised(store, layer.index, 5) - exact) ** 2 * counts).sum()
-    assert index["errors"]["searched"][2][5] == pytest.approx((left / whole) ** 0.5, rel=1e-3)
-    assert np.shape(index["errors"]["searched"]) == (6, 8)
-    better = np.array(index["errors"]["searched"]) / np.array(index["errors"]["nearest"])
-    assert (better < 0.97).all()
+    assert index["errors"]["fitted"][2][5] == pytest.approx((left / whole) ** 0.5, rel=1e-3)
+    assert np.shape(index["errors"]["fitted"]) == (6, 8)
+    better = np.array(index["errors"]["fitted"]) / np.array(index["errors"]["nearest"])
+    assert (better < 0.997).all()
 
 
 def test_without_moments_a_store_is_as_it_was(tmp_path: Path) -> None:
     folder = prepared(tmp_path / "model", 16)
     store = pack(folder, tmp_path / "store", dtype="int4")
-    assert not store.searched
+    assert not store.fitted
     index = json.loads((tmp_path / "store" / "store.json").read_text())
     assert not {"errors", "source"} & index.keys()
     up = Experts.of(expert_layout(load_model(str(folder)).model).layers[0]).neurons(0)[0]
@@ -95,7 +95,7 @@ def test_without_moments_a_store_is_as_it_was(tmp_path: Path) -> None:
     assert (found == (q.reshape(*scales.shape, 64) * scales[..., None].astype(np.float32)).reshape(
         found.shape
     )).all()  # fmt: skip
-    assert not pack(with_moments(tmp_path / "other"), tmp_path / "int8", dtype="int8").searched
+    assert not pack(with_moments(tmp_path / "other"), tmp_path / "int8", dtype="int8").fitted
 
 
 def test_wider_blocks_hold_the_same_numbers(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_wider_blocks_hold_the_same_numbers(tmp_path: Path) -> None:
     assert (dequantised(one, 1, 2) == dequantised(other, 1, 2)).all()
 
 
-def test_generating_knows_a_searched_store(tmp_path: Path) -> None:
+def test_generating_knows_a_fitted_store(tmp_path: Path) -> None:
     folder = with_moments(tmp_path / "model")
     store = pack(folder, tmp_path / "store", dtype="int4")
     assert open_resident(folder, store).store is store

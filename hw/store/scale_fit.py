@@ -1,4 +1,4 @@
-"""The search of int4's scales while a layer is packed, and the errors that it leaves."""
+"""The fit of int4's scales while a layer is packed, and the errors that it leaves."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from crisp.model.quantization import quantize, weighted_error
 Moments = npt.NDArray[np.float32]
 
 
-class ScaleSearch:
-    """Quantises rows of experts with searched scales, and sums up the errors of each expert.
+class ScaleFit:
+    """Quantises rows of experts with fitted scales, and sums up the errors of each expert.
 
     An error is that of a row's product with inputs of these moments: root of the sum of squares,
     relative to the product itself. Of down rows every output counts the same.
@@ -45,8 +45,8 @@ class ScaleSearch:
         return q, scales
 
     def errors(self) -> dict[str, list[list[float]]]:
-        """Return the relative error of each expert by MoE layer: as searched, as only rounded."""
-        result: dict[str, list[list[float]]] = {"searched": [], "nearest": []}
+        """Return the relative error of each expert by MoE layer: as fitted, as only rounded."""
+        result: dict[str, list[list[float]]] = {"fitted": [], "nearest": []}
         for sums in self._sums.values():
             whole = [max(float(one[2]), 1e-300) for one in sums]
             for i, name in enumerate(result):

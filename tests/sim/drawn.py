@@ -7,11 +7,12 @@ from fractions import Fraction
 import numpy as np
 from hypothesis import strategies as st
 
+from crisp.policy import Cache
 from tests.oracles.straight import KEYS
 from tests.sim.toys import Costs, Toy
 
 ORDERS = ("fifo", "widest", "narrowest", "resident-first", "johnson", "random")
-CACHES = ("none", "static", *KEYS)
+CACHES = ("none", "static", "saliency", *KEYS)
 PREFETCHES = ("none", "previous", "guess", "perfect")
 
 
@@ -55,10 +56,12 @@ def toys(draw: st.DrawFn) -> Toy:
         cache=cache,
         share=Fraction(draw(st.integers(1, 10)), 10),
         scope=draw(st.sampled_from(["layer", "global"])),
-        unit="block" if cache.startswith("suffix") else draw(st.sampled_from(["expert", "block"])),
+        unit="block" if Cache(cache, unit="block").rule.needs_blocks
+        else draw(st.sampled_from(["expert", "block"])),
         granularity=draw(st.sampled_from(["expert", "block"])),
         prefetch="none" if sequential else draw(st.sampled_from(PREFETCHES)),
         batch=draw(st.integers(1, 3)), chunk=draw(st.integers(1, 4)),
         costs=costs, tabled=draw(st.booleans()),
         pages=draw(st.none() | st.tuples(*[st.integers(1, 5)] * 3)),
+        weights=rng.integers(0, 4, experts.shape) / 4,
     )  # fmt: skip

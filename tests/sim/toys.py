@@ -80,7 +80,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class GivenWidths:
-    """Widths that stand in the trace's weights. Not a table unless it says so."""
+    """Widths that stand in the trace's weights, floored. Not a table unless it says so."""
 
     tabled: bool
 
@@ -147,6 +147,7 @@ class Toy:
     costs: Costs = field(default_factory=Costs)
     tabled: bool = True
     pages: tuple[int, ...] | None = None  # of a block in each MoE layer; None: one in each
+    weights: Any = 0  # [rows, layers, k]: the router's; quarters below 1, on top of the widths
 
     def arrays(self) -> tuple[Any, Any, Any, Any]:
         experts = np.asarray(self.experts, np.int16)
@@ -179,7 +180,8 @@ class Toy:
     def trace(self) -> RoutingTrace:
         experts, widths, sequence, phase = self.arrays()
         return RoutingTrace(
-            experts=experts, weights=widths.astype(np.float16), sequence=sequence, phase=phase,
+            experts=experts, weights=(widths + self.weights).astype(np.float16),
+            sequence=sequence, phase=phase,
             position=np.arange(len(experts), dtype=np.int32),
             guess=None if self.guess is None else np.asarray(self.guess, np.int16),
             header=Header(
@@ -226,7 +228,7 @@ class Toy:
         entries = len(self.spec().moe_layers) * self.n_experts
         expected = [(1 + entry % 3) * ONE // 8 for entry in range(entries)]
         blocks = range(entries * self.n_blocks)
-        return Worth(expected, [1 + hash_key(5, 0, block) % 1000 for block in blocks])
+        return Worth(expected, [1 + hash_key(5, 0, block) % 5 for block in blocks])
 
     def future(self) -> Future | None:
         if not self.policy().oracle:

@@ -81,7 +81,7 @@ def _plan(
     for slot in range(count):
         stays = entries[KEPT, slots[ENTRY, slot]]
         readable = min(slots[ISSUED, slot], slots[WIDTH, slot])
-        if stays < readable:
+        if stays < readable and slots[FROM_STAGING, slot] == 0:
             now[STAGING] -= readable - stays
             slots[TRANSIENT, slot] = stays
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -17,7 +18,7 @@ PREFETCHES = ("none", "previous", "guess", "perfect")
 
 
 @st.composite
-def toys(draw: st.DrawFn) -> Toy:
+def toys(draw: st.DrawFn, caches: Sequence[str] = CACHES) -> Toy:
     n_experts = draw(st.integers(1, 6))
     k = draw(st.integers(1, min(3, n_experts)))
     layers, rows = draw(st.integers(1, 3)), draw(st.integers(1, 8))
@@ -38,7 +39,7 @@ def toys(draw: st.DrawFn) -> Toy:
     starts = np.searchsorted(sequence, sequence)
     prompt = rng.integers(0, 3, rows)[starts] if draw(st.booleans()) else 0
     sequential = draw(st.booleans())
-    cache = draw(st.sampled_from(CACHES))
+    cache = draw(st.sampled_from(caches))
     costs = Costs(
         request=draw(st.integers(0, 3)),
         load_block=draw(st.integers(1, 5)),

@@ -110,6 +110,15 @@ def test_random_runs_agree(toy: Toy) -> None:
     assert expected["belady"].n_bytes <= expected["bytes_loaded"]
 
 
+@pytest.mark.seconds
+@settings(max_examples=300)
+@given(toys(["saliency"]))
+def test_random_runs_agree_where_saliency_decides(toy: Toy) -> None:
+    if toy.prefetch == "perfect":
+        toy = replace(toy, tabled=True)
+    assert fast(toy) == by_simpy(toy)
+
+
 @pytest.mark.parametrize("cache", ["saliency", *KEYS])
 def test_longer_runs_agree(cache: str) -> None:
     """Long enough that caches differ; three tokens a step, so that tasks have several rows."""

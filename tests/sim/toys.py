@@ -224,11 +224,13 @@ class Toy:
         return [expert % 3 for _ in self.spec().moe_layers for expert in range(self.n_experts)]
 
     def worth(self) -> Worth:
-        """Whatever: weights by the experts' ids, and blocks that are not in falling order."""
+        """Whatever, with ties and with differences that weights cannot make up for; the sizes of
+        an expert's blocks are not in falling order.
+        """
         entries = len(self.spec().moe_layers) * self.n_experts
-        expected = [(1 + entry % 3) * ONE // 8 for entry in range(entries)]
+        expected = [(1 + entry % 2) * ONE // 4 for entry in range(entries)]
         blocks = range(entries * self.n_blocks)
-        return Worth(expected, [1 + hash_key(5, 0, block) % 5 for block in blocks])
+        return Worth(expected, [(1, 2, 40)[hash_key(5, 0, block) % 3] for block in blocks])
 
     def future(self) -> Future | None:
         if not self.policy().oracle:
@@ -279,6 +281,12 @@ class Toy:
             sizes=dict(zip(spec.moe_layers, spec.row_block_bytes, strict=True)),
             lots=lambda event, key: hash_key(3, event, keys.index(key)),
             warmth=dict(zip(keys, self.expert_tiers(), strict=True)),
+            weights=((widths + self.weights) * ONE).astype(int).tolist(),
+            expected=dict(zip(keys, self.worth().expected, strict=True)),
+            worth={
+                key: list(self.worth().sizes[place * self.n_blocks :][: self.n_blocks])
+                for place, key in enumerate(keys)
+            },
         )  # fmt: skip
         logs = [
             ("link" if log[0] in ("load", "prefetch") else "compute", *log[:1], *log[2:])

@@ -29,6 +29,13 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
     return typed
 
 
+def allocating(function: Callable[P, T]) -> Callable[P, T]:
+    """Compile a part of a function that allocates nothing, though it does so itself."""
+    dispatcher: Any = njit(function, **(_PART | {"_nrt": True}))
+    typed: Callable[P, T] = dispatcher
+    return typed
+
+
 def inlined(function: Callable[P, T]) -> Callable[P, T]:
     """Compile a function into every place that calls it: passing arrays takes longer than it."""
     dispatcher: Any = njit(function, forceinline=True, **_PART)

@@ -15,7 +15,7 @@ from crisp.errors import InvariantError
 from crisp.model.spec import ModelSpec
 from crisp.policy.cache import Cache
 from crisp.policy.retention import fade, retain
-from crisp.scheduler.residency import PREDICTED, Eviction, Residency, StartingState
+from crisp.scheduler.residency import Eviction, Residency, StartingState
 from crisp.scheduler.tasks import Task
 
 Routed = Iterable[tuple[int, int]]
@@ -34,6 +34,7 @@ class RetainingResidency(Residency):
         self._blocks = spec.n_blocks
         self._kept = [0] * spec.n_routed  # blocks after the current event
         self._held = [0] * spec.n_routed
+        self._fixed = [0] * spec.n_routed
 
     def note(self, row: int, routed: Routed | None) -> None:
         """Take note of what an event of MoE layer ``row`` is routed to."""
@@ -51,18 +52,15 @@ class RetainingResidency(Residency):
         experts that staging holds is always free for loads.
         """
         low, high = self._bounds[part]
-        kept, held, resident = self._kept, self._held, self.resident
+        kept, held, fixed, resident = self._kept, self._held, self._fixed, self.resident
         kept[low:high], held[low:high] = resident[low:high], [0] * (high - low)
-        fixed = [why & PREDICTED for why in self.protected]
-        for entry in range(low, high):
-            if fixed[entry]:
-                held[entry] = resident[entry]
+        fixed[low:high] = [0] * (high - low)
         for task in tasks:
             entry = task.entry
             if task.staged:  # what follows is not in the budget, and a prefix has no hole
-                fixed[entry], held[entry] = PREDICTED, resident[entry]
+                fixed[entry], held[entry] = 1, resident[entry]
             else:
-                held[entry] = max(held[entry], min(resident[entry], task.width))
+                held[entry] = min(resident[entry], task.width)
                 kept[entry] = max(resident[entry], task.width)
         retain(
             kept, held, fixed, self._expected, self.recent, self._sizes, self._blocks,

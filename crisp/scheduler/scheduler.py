@@ -270,7 +270,7 @@ class EventScheduler:
         self.evicted = residency.plan(self._part, tasks)
         for task in tasks:
             stays, readable = residency.kept(task), min(task.issued, task.width)
-            if stays < readable:
+            if stays < readable and not task.staged:  # what is staged has its place already
                 self._staging -= readable - stays
                 task.transient = stays
 

@@ -13,11 +13,12 @@ from crisp.hardware.cost import costs_by_row
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.policy import BoundWidths
+from crisp.policy.retention import ONE, units
 from crisp.profile import Transitions
 from crisp.scheduler.workload import Step
 from crisp.sim.fast.rules import positive, refused, within
 from crisp.sim.fast.state import Ints, StepBatch
-from crisp.sim.fast.unions import union, union_on
+from crisp.sim.fast.unions import routed, union, union_on
 from crisp.trace import RoutingTrace
 
 _ROWS = 2048  # of a batch: few enough to need little memory, enough to make up for its calls
@@ -92,11 +93,13 @@ class StepBatches:
         *,
         by_block: bool,
         whole: bool,
+        weighs: bool,
         guess: bool,
         following: Transitions | None,
         perfect: bool,
     ) -> None:
-        """whole: an order asks what each task takes; guess, following, perfect: a prefetcher asks
+        """whole: an order asks what each task takes; weighs: a cache asks for the router's weights,
+        as `EventScheduler.weighs` says; guess, following, perfect: a prefetcher asks
         for the trace's guesses, for what is usual, or for what will be.
         """
         self._trace, self._widths, self._costs = trace, widths, CostTable(spec, cost)
@@ -105,6 +108,7 @@ class StepBatches:
             self._row_costs = [CostTable(spec, own) for own in costs_by_row(cost, spec)]
         self._experts, self._moe = spec.n_experts, list(trace.moe_layers)
         self._by_block, self._whole, self._perfect = by_block, whole, perfect
+        self._weighs = weighs
         self._guess = trace.guess if guess else None
         self._following = following
         self._wanted: Callable[..., npt.NDArray[np.uint64]] | None = None
@@ -159,6 +163,7 @@ class StepBatches:
         return StepBatch(
             kind_of_step, layer_ns, first_task, entry, width, seen, bare, taken,
             piece_ns, whole_ns, first_token, self._guesses(rows, whole),
+            *self._routed(experts, weights, first_token),
         )  # fmt: skip
 
     def _asked(
@@ -197,6 +202,21 @@ class StepBatches:
         if self._whole:
             return pieces, costs.pieces(0, width, grains.sum(axis=1))
         return pieces, np.zeros(len(width), np.int64)
+
+    def _routed(
+        self,
+        experts: npt.NDArray[np.int16],
+        weights: npt.NDArray[np.float16] | None,
+        first_token: Ints,
+    ) -> tuple[Ints, Ints]:
+        """Return (first [events + 1], (entry, mean weight) [2, routed]); experts [rows, MoE, k]."""
+        if not self._weighs:
+            return np.zeros(0, np.int64), np.zeros((2, 0), np.int64)
+        if weights is None:
+            each = np.full(experts.shape, ONE // experts.shape[2], np.int64)
+        else:
+            each = units(weights if len(self._moe) == weights.shape[1] else weights[:, self._moe])
+        return routed(experts, each, first_token, self._experts)
 
     def _guesses(self, rows: Ints, experts: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
         """[token rows, MoE layers, k]: what is guessed in a layer's event for the next one."""

@@ -28,6 +28,7 @@ from crisp.sim.fast.state import (
     PER_LAYER,
     PERFECT,
     PLACE,
+    PLACED,
     PREFETCH,
     PREFETCH_AT,
     RESIDENT,
@@ -64,7 +65,7 @@ def access(
         slots[WIDTH, slot] = wide
         slots[LOW, slot] = slots[HAVE, slot] = slots[ISSUED, slot] = blocks
         slots[STARTED, slot] = slots[ENDED, slot] = slots[FROM_STAGING, slot] = 0
-        slots[TRANSIENT, slot] = -1
+        slots[TRANSIENT, slot], slots[PLACED, slot] = -1, 0
         if rules[PREFETCH] != NEVER:
             lookahead.claim(now, entries, slots, slot)
         if slots[HAVE, slot] >= wide:

@@ -50,6 +50,7 @@ from crisp.sim.fast.state import (
     VICTIM,
     VICTIM_AT,
     WHOLE,
+    WORTH_LEAST,
     Ints,
 )
 
@@ -113,6 +114,9 @@ def admissible(rules: Ints, parts: Ints, part: int, missing: int) -> int:
     if rules[VICTIM] == NOBODY:
         return 0
     used = parts[USED, part]
+    if rules[VICTIM] == WORTH_LEAST:  # what goes has gone
+        room: int = parts[CAPACITY, part] - used
+        return min(missing, room)
     free, evictable = parts[CAPACITY, part] - used, used - parts[LOCKED, part]
     return _kept_blocks(missing, free, evictable, rules[WHOLE] == 1)
 

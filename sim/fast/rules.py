@@ -73,7 +73,7 @@ def machine_of(
         if part.seed >= 1 << 62:
             raise refused(f"{what} random with a seed as large as {part.seed}")
     cache = policy.cache.rule
-    if cache.oracle or cache.retains:
+    if cache.oracle:
         raise refused(f"cache {policy.cache.name}")
     rules = np.zeros(at.N_RULES, np.int64)
     for place, value in {
@@ -98,6 +98,8 @@ def machine_of(
     }.items():
         rules[place] = value
     custom = _set_rules(rules, policy)
+    if cache.retains:
+        rules[at.VICTIM] = at.WORTH_LEAST
     load_ns = np.zeros((len(spec.moe_layers), spec.n_blocks + 2), np.int64)
     for row, size in enumerate(spec.row_block_bytes):
         for blocks in range(1, spec.n_blocks + 1):

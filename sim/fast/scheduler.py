@@ -18,6 +18,7 @@ from crisp.sim.fast.state import (
     FROM_STAGING,
     HAVE,
     ISSUED,
+    KEPT,
     LEFT,
     LOAD_BLOCKS,
     LOAD_SLOT,
@@ -27,6 +28,7 @@ from crisp.sim.fast.state import (
     NEXT,
     PART,
     PENDING,
+    PLACED,
     PREFETCH,
     QUEUE,
     RANK,
@@ -38,7 +40,9 @@ from crisp.sim.fast.state import (
     STARTED,
     TRANSIENT,
     TURN,
+    VICTIM,
     WIDTH,
+    WORTH_LEAST,
     Ints,
 )
 
@@ -82,7 +86,7 @@ def next_load(
     slot = slots[SLOT_OF, place]
     if rules[SEQUENTIAL] and place != now[TURN]:
         return False
-    if slots[TRANSIENT, slot] < 0 and not _place(rules, now, entries, parts, slots, slot, custom):
+    if slots[PLACED, slot] == 0 and not _place(rules, now, entries, parts, slots, slot, custom):
         return False
     blocks = 1 if rules[BY_BLOCK] else slots[WIDTH, slot] - slots[ISSUED, slot]
     slots[ISSUED, slot] += blocks
@@ -165,11 +169,16 @@ def _place(
     """Decide where a task's missing blocks go, and evict for them; False: staging is full."""
     part, missing, kept = now[PART], slots[WIDTH, slot] - slots[ISSUED, slot], 0
     if slots[FROM_STAGING, slot] == 0:
-        kept = admissible(rules, parts, part, missing)
+        wanted = missing
+        if rules[VICTIM] == WORTH_LEAST:
+            wanted = max(0, entries[KEPT, slots[ENTRY, slot]] - slots[ISSUED, slot])
+        kept = admissible(rules, parts, part, wanted)
     if missing - kept > now[STAGING]:
         return False
     now[STAGING] -= missing - kept
-    slots[TRANSIENT, slot] = slots[ISSUED, slot] + kept
+    slots[PLACED, slot] = 1
+    if slots[TRANSIENT, slot] < 0:
+        slots[TRANSIENT, slot] = slots[ISSUED, slot] + kept
     if kept:
         admit(rules, now, entries, parts, slots[ENTRY, slot], part, kept, custom)
     return True

@@ -18,7 +18,8 @@ from crisp.scheduler.scheduler import STAGING_EXPERTS
 Ints = npt.NDArray[np.int64]
 
 # Rules by number. NOBODY is ever evicted by the caches none and static, which admit nothing.
-NOBODY, LRU, LFU, LFRU, SUFFIX_LRU, SUFFIX_LFU = range(6)
+# WORTH_LEAST: the event's start has decided who goes, see `crisp.sim.fast.retention`.
+NOBODY, LRU, LFU, LFRU, SUFFIX_LRU, SUFFIX_LFU, WORTH_LEAST = range(7)
 NOTHING, COUNT_USE, PROMOTE, USE_CURRENT = range(4)
 COUNT_FROM_HERE, STAMP_ENTRY, ON_PROBATION = range(1, 4)  # or NOTHING
 FIRST_SEEN, WIDEST, NARROWEST, RESIDENT_FIRST, JOHNSON, RANDOM_KEY = range(6)
@@ -64,19 +65,25 @@ VICTIM_AT, USE_AT, ENTRY_AT, KEY_AT, PREFETCH_AT, N_CUSTOM = range(6)
     N_NOW,
 ) = range(40)  # fmt: skip
 
-# `entries` [., entries], `parts` [., parts]: as in `Residency` and `PrefetchQueue`.
-RESIDENT, PROTECTED, LAST, COUNT, MARK, STAMP, STAGED, FETCHED_FROM, FETCHED, N_ENTRIES = range(10)
+# `entries` [., entries], `parts` [., parts]: as in `Residency`, `PrefetchQueue` and
+# `RetainingResidency`.
+(
+    RESIDENT, PROTECTED, LAST, COUNT, MARK, STAMP, STAGED, FETCHED_FROM, FETCHED,
+    EXPECTED, RECENT, KEPT, HELD, FIXED,
+    N_ENTRIES,
+) = range(15)  # fmt: skip
 CAPACITY, USED, LOCKED, N_PARTS = range(4)
 
 # `slots` [., experts]: tasks of the event, as in `Task`, by slot.
 (
     ENTRY, WIDTH, HAVE, ISSUED, LOW, FROM_STAGING, TRANSIENT, STARTED, ENDED,
+    PLACED,  # 1: its missing blocks have a place to go to
     PLACE,  # among the tasks of the batch, or (task, state)s
     RANK,
     SLOT_OF, READY,  # by rank; 1: its next piece may be computed
     QUEUE,  # ranks of the tasks to load for
     N_SLOTS,
-) = range(15)  # fmt: skip
+) = range(16)  # fmt: skip
 
 # `jobs` [., experts x blocks]: scratch of orders.
 KEY, SECOND_KEY, SORTED, JOB_LOAD, JOB_COMPUTE, N_JOBS = range(6)
@@ -96,6 +103,7 @@ class Machine(NamedTuple):
     slots: Ints
     jobs: Ints
     custom: Ints | None  # [N_CUSTOM]; None: no rule is a plugin's, and nothing of this is compiled
+    sizes: Ints | None  # [entries x blocks], as in `Worth`; None: likewise, no cache retains
 
 
 class StepBatch(NamedTuple):
@@ -117,6 +125,8 @@ class StepBatch(NamedTuple):
     whole_ns: Ints  # [tasks x states]; zeros where no order asks
     first_token: Ints  # [steps + 1]
     guess: npt.NDArray[np.int16]  # [tokens, rows, k], for the next row; no tokens if nobody asks
+    first_routed: Ints  # [events + 1]; none of them if no cache retains
+    routed: Ints  # [2, routed]: entries that events are routed to, and their mean weights
 
 
 def machine(
@@ -134,6 +144,8 @@ def machine(
         -1,
         start.expert_tiers or 0,
     )
+    if start.worth is not None:
+        entries[EXPECTED] = entries[RECENT] = start.worth.expected
     parts = np.zeros((N_PARTS, len(start.capacity)), np.int64)
     parts[CAPACITY] = start.capacity
     parts[USED] = entries[RESIDENT].reshape(len(start.capacity), -1).sum(axis=1)
@@ -151,4 +163,5 @@ def machine(
         np.zeros((N_SLOTS, experts), np.int64),
         np.zeros((N_JOBS, experts * blocks), np.int64),
         custom,
+        None if start.worth is None else np.array(start.worth.sizes, np.int64),
     )

@@ -11,6 +11,7 @@ from crisp.errors import InvariantError
 from crisp.policy import cache as crisp_cache
 from crisp.policy import eviction as crisp_eviction
 from crisp.policy import order as crisp_order
+from crisp.policy import retention as crisp_retention
 from crisp.scheduler import residency as crisp_residency
 from crisp.sim import compiling
 from crisp.sim.compiling import BARE, digest, inlined, kept
@@ -18,6 +19,7 @@ from crisp.sim.fast import (
     custom,
     orders,
     residency,
+    retention,
     scheduler,
     state,
 )
@@ -29,6 +31,7 @@ from crisp.sim.fast import (
 )
 from crisp.sim.fast.event_start import access, choose, look_ahead
 from crisp.sim.fast.orders import best_order, rank
+from crisp.sim.fast.retention import retain
 from crisp.sim.fast.scheduler import computed, loaded, next_compute, next_load, queue
 from crisp.sim.fast.state import (
     AHEAD_ROW,
@@ -61,8 +64,8 @@ from crisp.sim.fast.state import (
 )
 
 SOURCES = digest(
-    (crisp_cache, crisp_eviction, crisp_order, crisp_residency, compiling, custom, lookahead,
-     orders, residency, scheduler, starting, state)
+    (crisp_cache, crisp_eviction, crisp_order, crisp_residency, crisp_retention, compiling, custom,
+     lookahead, orders, residency, retention, scheduler, starting, state)
 )  # fmt: skip
 
 
@@ -70,10 +73,12 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
     def run_batch(machine: Machine, batch: StepBatch, ends: Ints, loaded_by: Ints) -> None:
         """Execute a batch."""
         sources  # noqa: B018  (enclosed: see `kept`)
-        rules, load_ns, row_of_layer, now, entries, parts, lists, slots, jobs, custom = machine
+        rules, load_ns, row_of_layer, now, entries, parts, lists, slots, jobs, custom, sizes = (
+            machine
+        )
         (
             kind_of_step, layer_ns, first_task, entry, width, seen, bare, taken,
-            piece_ns, whole_ns, tokens, guess,
+            piece_ns, whole_ns, tokens, guess, first_routed, routed,
         ) = batch  # fmt: skip
         for step in range(len(ends)):
             for layer in range(len(row_of_layer)):
@@ -94,6 +99,10 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
                     )
                 now[ROW], now[SIZE] = row, load_ns[row, -1]
                 access(rules, now, entries, parts, slots, entry, width, row, first, count, custom)
+                retain(
+                    rules, now, entries, parts, slots, sizes, first_routed, routed, event, row,
+                    count,
+                )  # fmt: skip
                 if rules[PREFETCH] != NEVER:
                     look_ahead(
                         rules, now, entries, parts, lists, slots, entry, guess, row, count,

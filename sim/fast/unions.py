@@ -121,6 +121,42 @@ def _enclosing(sources: str) -> Callable[..., tuple[Ints, Ints, Ints, Ints, Ints
     return kept(union_on)
 
 
+def _routed(
+    experts: npt.NDArray[np.int16], weights: Ints, first_token: Ints, n_experts: int
+) -> tuple[Ints, Ints]:
+    """Return what `crisp.policy.retention.routed_weights` does, of every event of a batch.
+
+    experts, weights [token rows, MoE layers, k]. Returns (first [events + 1], (entry, mean weight)
+    [2, routed]).
+    """
+    rows, layers, k = experts.shape
+    steps = len(first_token) - 1
+    first = np.zeros(steps * layers + 1, np.int64)
+    routed = np.zeros((2, rows * layers * k), np.int64)
+    place_of = np.full(n_experts, -1, np.int64)
+    found = 0
+    for step in range(steps):
+        tokens = first_token[step + 1] - first_token[step]
+        for layer in range(layers):
+            begin = found
+            for row in range(first_token[step], first_token[step + 1]):
+                for rank in range(k):
+                    expert = experts[row, layer, rank]
+                    if expert < 0:
+                        continue
+                    place = place_of[expert]
+                    if place < begin:
+                        place = place_of[expert] = found
+                        routed[0, place] = layer * n_experts + expert
+                        found += 1
+                    routed[1, place] += weights[row, layer, rank]
+            for place in range(begin, found):
+                routed[1, place] //= tokens
+            first[step * layers + layer + 1] = found
+    return first, routed[:, :found].copy()
+
+
 union: Callable[..., tuple[Ints, Ints, Ints, Ints]] = kept(_union)
+routed: Callable[..., tuple[Ints, Ints]] = kept(_routed)
 SOURCES = digest([contribution])
 union_on = _enclosing(SOURCES)

@@ -37,6 +37,14 @@ Victims. The smallest, ties by (layer, expert): lru: last use; lfu: count, last 
     entry with the oldest stamp is not any more, and stamped now. A stay counts the event that
     brings an entry if it asked for it.
     Protected: the experts of the running event; predicted ones until their event starts.
+Saliency. This cache has no victims: an event's start decides what stays. Every expert of the layer
+    forgets a tenth of its recent weight (floored), and those that rows route to, at width 0 too,
+    gain a tenth of their mean weight over the event's rows (both floored). Then each expert of the
+    pool is to keep its blocks there, a task's at least its width; while that is more than the room,
+    the last block of least (3 expected + 7 recent) x size goes. Of blocks that are there and asked
+    for n_blocks go at most. A task with blocks in the prefetch staging keeps what is in the budget.
+    What goes is out of the budget at once; blocks that a task asks for count in the staging buffer
+    until computed. A load keeps what is to be kept. A prefetch takes free blocks alone.
 Computations. One at a time. Granularity expert: one a task, when its whole width is there; block:
     one a block, any that is there, earliest task first, then lowest block. A transient block is
     free again when it (granularity expert: its task) has been computed.
@@ -166,6 +174,9 @@ def simulate(
     chunk: int = 512,
     log: bool = True,
     sizes: dict[int, int] | None = None,
+    weights: list[list[list[int]]] | None = None,
+    expected: dict[Key, int] | None = None,
+    worth: dict[Key, list[int]] | None = None,
 ) -> dict[str, Any]:
     """Run a trace whose rows are sorted by (sequence, position).
 
@@ -174,7 +185,8 @@ def simulate(
     `row_widths` blocks each; layer_ns(layer, rows). order "random" asks `ranking(event number,
     experts in first appearance)` for the experts in its order. share: exact, of all routed blocks.
     lots: for cache random; warmth: of every entry, for tier-aware. sizes: of a block in each MoE
-    layer; load_ns is then of a size instead of blocks.
+    layer; load_ns is then of a size instead of blocks. For saliency: weights [rows][layers][k],
+    expected weight of every entry, worth (size) of each of its blocks.
 
     Returns counts: total_ns, events, tasks, hits, partial, skipped (experts of an event that no row
     asks for with a width > 0), skipped_entries ((row, expert) of width 0), blocks_loaded (when
@@ -187,7 +199,7 @@ def simulate(
              resident), order, loads and prefetches issued while it was the newest event, resident
              when it ended ({(layer, expert): blocks that landed}), the prefetch in_flight then.
     """
-    assert cache in ("none", "static") or cache in KEYS
+    assert cache in ("none", "static", "saliency") or cache in KEYS
     assert prefetch in ("none", "previous", "guess", "perfect")
     assert unit in ("expert", "block") and granularity in ("expert", "block")
     assert prefetch == "none" or order != "sequential"
@@ -215,6 +227,7 @@ def simulate(
     safe_half: dict[Key, bool] = {}  # slru: protected
     stamp: dict[Key, int] = {}
     this_pass: set[Key] = set()
+    recent = dict(expected or {})
 
     # What happens.
     now = 0
@@ -298,6 +311,51 @@ def simulate(
         assert used[pool] <= room[pool]
         return victims
 
+    def retain(step: int, layer: int) -> None:
+        """saliency: decide what stays after the event of these tasks."""
+        nonlocal staging_used
+        assert weights is not None and expected is not None and worth is not None
+        pool, rows = pool_of[layer], plan[step]
+        for expert in range(n_experts):
+            recent[layer, expert] = 9 * recent[layer, expert] // 10
+            given = [
+                weight
+                for row in rows
+                for routed, weight in zip(chosen[row][layer], weights[row][layer], strict=True)
+                if routed == expert
+            ]
+            recent[layer, expert] += sum(given) // len(rows) // 10
+
+        here = dict(budget[pool])
+        keeps, asked, settled = dict(here), {}, set()
+        for task in tasks:
+            key = task["key"]
+            if "prefetch" in task["where"]:
+                settled.add(key)
+            else:
+                keeps[key] = max(here.get(key, 0), task["width"])
+                asked[key] = min(here.get(key, 0), task["width"])
+        may_go = n_blocks
+        while sum(keeps.values()) > room[pool]:
+            last_blocks = []
+            for key, blocks in keeps.items():
+                used_now = blocks <= asked.get(key, 0)
+                if blocks and key not in settled and not (used_now and not may_go):
+                    saliency = (3 * expected[key] + 7 * recent[key]) * worth[key][blocks - 1]
+                    last_blocks.append((saliency, key, used_now))
+            _, key, used_now = min(last_blocks)
+            may_go -= used_now
+            keeps[key] -= 1
+
+        for task in tasks:
+            task["keeps"] = keeps.get(task["key"], 0)
+            for block in range(task["keeps"], asked.get(task["key"], 0)):
+                task["where"][block] = "staging"
+                staging_used += 1
+        budget[pool] = {key: min(keeps[key], n) for key, n in here.items() if keeps[key]}
+        used[pool] = sum(budget[pool].values())
+        assert staging_used <= n_blocks
+
     # ------------------------------------------------------------ an event starts
 
     def start_event(step: int, layer: int) -> None:
@@ -363,6 +421,8 @@ def simulate(
         if on_link and on_link["kind"] == "prefetch" and not on_link["task"]:
             on_link["dropped"] = on_link["place"] == "prefetch"
 
+        if cache == "saliency":
+            retain(step, layer)
         last_tasks[layer] = [task["key"] for task in tasks]
         predicted = predict(step, layer)
         predicted_keys.update(predicted)
@@ -430,6 +490,8 @@ def simulate(
             can_keep = room[pool] - used[pool] + evictable(pool, key)
             if cache in ("none", "static") or "prefetch" in task["where"]:
                 kept = 0
+            elif cache == "saliency":
+                kept = max(0, task["keeps"] - first)
             elif unit == "expert":
                 kept = missing if can_keep >= missing else 0
             else:
@@ -458,7 +520,9 @@ def simulate(
             victims = []
             free = room[pool] - used[pool]
             admits = cache not in ("none", "static") and key not in staged
-            if admits and free + evictable(pool, key) > 0:
+            if cache != "saliency":
+                free += evictable(pool, key)
+            if admits and free > 0:
                 victims, place = keep(key, 1), "budget"
             elif prefetch_used < n_blocks:
                 prefetch_used, place = prefetch_used + 1, "prefetch"

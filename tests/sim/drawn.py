@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 from hypothesis import strategies as st
 
+from crisp.policy import Cache
 from tests.oracles.straight import KEYS
 from tests.sim.toys import Costs, Toy
 
 ORDERS = ("fifo", "widest", "narrowest", "resident-first", "johnson", "random")
-CACHES = ("none", "static", *KEYS)
+CACHES = ("none", "static", "saliency", *KEYS)
 PREFETCHES = ("none", "previous", "guess", "perfect")
 
 
 @st.composite
-def toys(draw: st.DrawFn) -> Toy:
+def toys(draw: st.DrawFn, caches: Sequence[str] = CACHES) -> Toy:
     n_experts = draw(st.integers(1, 6))
     k = draw(st.integers(1, min(3, n_experts)))
     layers, rows = draw(st.integers(1, 3)), draw(st.integers(1, 8))
@@ -37,7 +39,7 @@ def toys(draw: st.DrawFn) -> Toy:
     starts = np.searchsorted(sequence, sequence)
     prompt = rng.integers(0, 3, rows)[starts] if draw(st.booleans()) else 0
     sequential = draw(st.booleans())
-    cache = draw(st.sampled_from(CACHES))
+    cache = draw(st.sampled_from(caches))
     costs = Costs(
         request=draw(st.integers(0, 3)),
         load_block=draw(st.integers(1, 5)),
@@ -55,10 +57,12 @@ def toys(draw: st.DrawFn) -> Toy:
         cache=cache,
         share=Fraction(draw(st.integers(1, 10)), 10),
         scope=draw(st.sampled_from(["layer", "global"])),
-        unit="block" if cache.startswith("suffix") else draw(st.sampled_from(["expert", "block"])),
+        unit="block" if Cache(cache, unit="block").rule.needs_blocks
+        else draw(st.sampled_from(["expert", "block"])),
         granularity=draw(st.sampled_from(["expert", "block"])),
         prefetch="none" if sequential else draw(st.sampled_from(PREFETCHES)),
         batch=draw(st.integers(1, 3)), chunk=draw(st.integers(1, 4)),
         costs=costs, tabled=draw(st.booleans()),
         pages=draw(st.none() | st.tuples(*[st.integers(1, 5)] * 3)),
+        weights=rng.integers(0, 4, experts.shape) / 4,
     )  # fmt: skip

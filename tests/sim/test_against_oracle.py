@@ -25,3 +25,10 @@ def check(toy: Toy) -> None:
 @given(toys())
 def test_every_activity_agrees(toy: Toy) -> None:
     check(toy)
+
+
+@pytest.mark.seconds
+@settings(max_examples=300)
+@given(toys(["saliency"]))
+def test_every_activity_agrees_where_saliency_decides(toy: Toy) -> None:
+    check(toy)

@@ -110,7 +110,16 @@ def test_random_runs_agree(toy: Toy) -> None:
     assert expected["belady"].n_bytes <= expected["bytes_loaded"]
 
 
-@pytest.mark.parametrize("cache", KEYS)
+@pytest.mark.seconds
+@settings(max_examples=300)
+@given(toys(["saliency"]))
+def test_random_runs_agree_where_saliency_decides(toy: Toy) -> None:
+    if toy.prefetch == "perfect":
+        toy = replace(toy, tabled=True)
+    assert fast(toy) == by_simpy(toy)
+
+
+@pytest.mark.parametrize("cache", ["saliency", *KEYS])
 def test_longer_runs_agree(cache: str) -> None:
     """Long enough that caches differ; three tokens a step, so that tasks have several rows."""
     rng = np.random.default_rng(7)
@@ -119,7 +128,7 @@ def test_longer_runs_agree(cache: str) -> None:
         toy = Toy(
             experts, rng.integers(0, most, experts.shape), 6, 3, cache=cache, unit="block",
             sequence=np.arange(90) // 30, batch=3, tabled=tabled, share=Fraction(1, share),
-            costs=Costs(row_block=1),
+            costs=Costs(row_block=1), weights=rng.integers(0, 4, experts.shape) / 4,
         )  # fmt: skip
         assert fast(toy) == by_simpy(toy)
 
@@ -132,6 +141,7 @@ def test_longer_runs_agree(cache: str) -> None:
         {"prefetch": "previous", "tabled": False, "batch": 2},
         {"cache": "random", "order": "random"},
         {"cache": "least-stale", "scope": "global"},
+        {"cache": "saliency", "unit": "block", "prefetch": "previous"},
     ],
 )
 def test_batches_go_on_where_the_last_one_ended(
@@ -171,6 +181,8 @@ CELLS: list[tuple[str, str, dict[str, Any]]] = [
     ("crisp", "30%", {"width": "resident(.5)", "cache": "suffix-lfu", "unit": "block", "batch": 3}),
     ("crisp", "30%", {"width": "skip(.5)", "cache": "tier-aware", "order": "narrowest"}),
     ("lru", "20%", {"width": "resident", "cache": "random(5)", "phase": "all", "chunk": 64}),
+    ("lru", "20%", {"cache": "saliency", "unit": "block", "granularity": "block"}),
+    ("mo", "30%", {"width": "resident", "cache": "saliency", "unit": "block", "batch": 3}),
 ]
 
 
@@ -210,6 +222,33 @@ def test_bundled_traces_agree(name: str, policy: str, budget: str, changes: dict
     # blocks that do not divide an expert: the last one is shorter
     own = ModelSpec.from_dict(trace.header.spec, name).with_(block=48)
     check(case(trace, own, policy, budget, **({"limit": 400} | changes)), "rtx4090-pcie4")
+
+
+@pytest.mark.parametrize(
+    ("budget", "changes"),
+    [
+        ("10%", {}),
+        ("30%", {"width": "saliency(.2)", "granularity": "block", "batch": 3}),
+        ("20%", {"width": "contribution-resident(.6)", "scope": "global", "order": "johnson"}),
+        ("20%", {"width": "tiered", "prefetch": "guess", "granularity": "block"}),
+        ("5%", {"phase": "prefill", "chunk": 48}),
+    ],
+)
+@pytest.mark.parametrize("name", ["tiny-mixtral-docs", "tiny-deepseek-code"])
+def test_saliency_on_bundled_traces_agrees(name: str, budget: str, changes: dict[str, Any]) -> None:
+    """Contributions fall within an expert and differ between experts; layers differ, too."""
+    trace = RoutingTrace.load(bundled_traces()[name])
+    assert trace.header.spec is not None
+    spec = ModelSpec.from_dict(trace.header.spec, name)
+    given = case(trace, spec, "saliency", budget, limit=300, rescale="none", **changes)
+    rng = np.random.default_rng(5)
+    sizes = rng.random((spec.n_layers, spec.n_experts, spec.n_blocks)).astype(np.float32)
+    profile = replace(
+        given.profile,
+        contributions=-np.sort(-sizes, axis=2) + 0.1 * rng.random(sizes.shape, np.float32),
+        sensitivities=rng.random(spec.n_layers).astype(np.float32),
+    )
+    check(replace(given, profile=profile), "rtx4090-pcie4")
 
 
 def test_paper_profile_at_the_size_of_mixtral() -> None:

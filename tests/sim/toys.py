@@ -80,7 +80,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class GivenWidths:
-    """Widths that stand in the trace's weights. Not a table unless it says so."""
+    """Widths that stand in the trace's weights, floored. Not a table unless it says so."""
 
     tabled: bool
 
@@ -147,6 +147,7 @@ class Toy:
     costs: Costs = field(default_factory=Costs)
     tabled: bool = True
     pages: tuple[int, ...] | None = None  # of a block in each MoE layer; None: one in each
+    weights: Any = 0  # [rows, layers, k]: the router's; quarters below 1, on top of the widths
 
     def arrays(self) -> tuple[Any, Any, Any, Any]:
         experts = np.asarray(self.experts, np.int16)
@@ -179,7 +180,8 @@ class Toy:
     def trace(self) -> RoutingTrace:
         experts, widths, sequence, phase = self.arrays()
         return RoutingTrace(
-            experts=experts, weights=widths.astype(np.float16), sequence=sequence, phase=phase,
+            experts=experts, weights=(widths + self.weights).astype(np.float16),
+            sequence=sequence, phase=phase,
             position=np.arange(len(experts), dtype=np.int32),
             guess=None if self.guess is None else np.asarray(self.guess, np.int16),
             header=Header(
@@ -222,11 +224,13 @@ class Toy:
         return [expert % 3 for _ in self.spec().moe_layers for expert in range(self.n_experts)]
 
     def worth(self) -> Worth:
-        """Whatever: weights by the experts' ids, and blocks that are not in falling order."""
+        """Whatever, with ties and with differences that weights cannot make up for; the sizes of
+        an expert's blocks are not in falling order.
+        """
         entries = len(self.spec().moe_layers) * self.n_experts
-        expected = [(1 + entry % 3) * ONE // 8 for entry in range(entries)]
+        expected = [(1 + entry % 2) * ONE // 4 for entry in range(entries)]
         blocks = range(entries * self.n_blocks)
-        return Worth(expected, [1 + hash_key(5, 0, block) % 1000 for block in blocks])
+        return Worth(expected, [(1, 2, 40)[hash_key(5, 0, block) % 3] for block in blocks])
 
     def future(self) -> Future | None:
         if not self.policy().oracle:
@@ -277,6 +281,12 @@ class Toy:
             sizes=dict(zip(spec.moe_layers, spec.row_block_bytes, strict=True)),
             lots=lambda event, key: hash_key(3, event, keys.index(key)),
             warmth=dict(zip(keys, self.expert_tiers(), strict=True)),
+            weights=((widths + self.weights) * ONE).astype(int).tolist(),
+            expected=dict(zip(keys, self.worth().expected, strict=True)),
+            worth={
+                key: list(self.worth().sizes[place * self.n_blocks :][: self.n_blocks])
+                for place, key in enumerate(keys)
+            },
         )  # fmt: skip
         logs = [
             ("link" if log[0] in ("load", "prefetch") else "compute", *log[:1], *log[2:])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crisp.policy.retention import routed_weights
 from crisp.scheduler.tasks import Load, Task
 from crisp.scheduler.workload import union
 from tests.sim.drawn import toys
@@ -26,7 +27,10 @@ def drive(toy: Toy, link_first: st.DataObject | bool) -> Decisions:
     for row in range(len(experts)):
         for layer in toy.spec().moe_layers:
             tasks = union([experts[row, layer].tolist()], [widths[row, layer].tolist()])
-            scheduler.start(layer, tasks)
+            weights = toy.trace().weights
+            assert weights is not None
+            routed = routed_weights([experts[row, layer].tolist()], weights[row : row + 1, layer])
+            scheduler.start(layer, tasks, (), routed)
             _run_event(scheduler, decisions, link_first)
             decisions.append(("after", scheduler.hits, scheduler.partial_hits,
                               scheduler.blocks_loaded, *scheduler.residency.resident))  # fmt: skip

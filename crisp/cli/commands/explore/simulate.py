@@ -36,6 +36,7 @@ def simulate(
     granularity: flags.Granularity = "expert",
     prefetch: flags.Prefetch = None,
     rescale: flags.Rescale = None,
+    routing: flags.Routing = None,
     phase: flags.Phase = "decode",
     batch: flags.Batch = 1,
     chunk: flags.Chunk = 512,
@@ -112,6 +113,7 @@ def simulate(
         unit=unit,
         prefetch=prefetch,
         rescale=rescale,
+        routing=routing,
     )
     planned = [plan_run(setup, one, share, engine) for one in chosen for share in shares]
     if len(planned) == 1:

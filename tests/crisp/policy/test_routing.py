@@ -116,8 +116,8 @@ def test_weights_follow_the_models_own_way() -> None:
 
 
 def test_weights_of_a_kept_choice_are_kept_to_the_bit() -> None:
-    """Here they are not even what the scores give."""
-    experts, weights = np.array([[1, 0]], np.int16), np.array([[0.7001, 0.2999]], np.float16)
+    """They are not even what the scores give; and expert 0, which is as good, does not come in."""
+    experts, weights = np.array([[1, 2]], np.int16), np.array([[0.7001, 0.2999]], np.float16)
     scores = np.zeros((1, 3), np.float16)
     for text in ("cache-prior(9)", "substitute(0)", "skip-missing"):
         found = bound(text).choose(0, scores, experts, weights, [4, 4, 4])

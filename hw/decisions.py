@@ -48,6 +48,7 @@ def replay_decisions(case: Case, log: DecisionLog) -> bool:
     def events() -> Iterator[tuple[int, list[Task], Sequence[int], Routed | None]]:
         for event in workload.events(case.steps()):
             if event.experts is not None:
+                event = workload.choose(event, residents)
                 routed = workload.routed(event) if scheduler.weighs else None
                 yield event.layer, workload.tasks(event, residents), event.guess, routed
 

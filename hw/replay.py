@@ -79,6 +79,8 @@ def replay(
             if event.experts is None:
                 continue
             begin = perf_counter_ns()
+            event = workload.choose(event, executor.residents)
+            assert event.experts is not None
             widths = workload.widths(event, executor.residents)
             tasks = union(event.experts, widths)
             lookup_ns += perf_counter_ns() - begin

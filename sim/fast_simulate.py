@@ -41,6 +41,8 @@ def fast_simulate(
         raise refused(f"unified memory, which {machine.name} has")
     if sharing(cost, (0, 1)) is not None:
         raise refused(f"streams that slow each other down, as on {machine.name}")
+    if case.policy.routing.active:
+        raise refused(f"routing {case.policy.routing_name}")
     start = case.start()
     widths = case.policy.width.bind(case.spec, case.profile, case.trace.header.ordered)
     if case.policy.oracle and widths.residency:

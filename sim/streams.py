@@ -154,6 +154,7 @@ class SimulatedStreams:
                  start, now, ns, scheduler.residency.landed))  # fmt: skip
             if event.experts is None:
                 continue
+            event = self._workload.choose(event, self._residents)
             tasks = self._workload.tasks(event, self._residents)
             routed = self._workload.routed(event) if scheduler.weighs else None
             scheduler.start(layer, tasks, event.guess, routed)

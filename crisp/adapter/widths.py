@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from crisp.adapter.experts import Experts, execute
 from crisp.adapter.layout import ExpertLayout, expert_layout, intercept_experts
 from crisp.adapter.record import rank_by_weight
+from crisp.adapter.routing import replace_choice, router_scores
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.model.spec import ModelSpec
@@ -85,10 +87,18 @@ class AttachedPolicy:
             raise CrispError(
                 f"policy {policy.name}: its widths depend on what is resident; give a budget"
             )
+        if self._replay is None and policy.routing.active:
+            raise CrispError(
+                f"policy {policy.name}: its routing depends on what is resident; give a budget"
+            )
+        self._routing = router_scores(layout, policy, spec, counts)
         self._renormalize, self._watch = renormalize, watch
         self._neurons = np.array([spec.neurons(0, b) for b in range(spec.n_blocks + 1)])
-        self._interception = intercept_experts(layout, self._run)
-        self._interception.__enter__()
+        with ExitStack() as stack:
+            stack.enter_context(intercept_experts(layout, self._run))
+            if self._routing is not None:
+                stack.enter_context(self._routing.observed())
+            self._interception = stack.pop_all()
 
     def detach(self) -> None:
         """Restore the model; calling this again has no effect."""
@@ -112,7 +122,15 @@ class AttachedPolicy:
         with torch.no_grad():
             ids, w, rank = rank_by_weight(index, weights, experts.n_experts, self._names[which])
             half = w.astype(np.float16)  # the type of weights in a trace: the same decisions
-            blocks = self._blocks(self._layers[which], ids, half)  # [n, k]
+            if self._routing is None:
+                blocks = self._blocks(self._layers[which], ids, half)  # [n, k]
+            else:
+                before = ids
+                ids, half, blocks = self._choose(which, ids, half)
+                self.tally.skipped += int((before >= 0).sum() - (ids >= 0).sum())
+                index, weights = replace_choice(
+                    index, weights, rank, before, ids, half, experts.n_experts
+                )
             self._count(which, ids, blocks)
             if self._watch is not None:
                 self._watch(which, ids, half, blocks)
@@ -140,11 +158,7 @@ class AttachedPolicy:
         replay = self._replay
         if replay is None:
             return self._widths.widths(layer, ids, weights, None)
-        if replay.in_step and len(ids) > 1:
-            raise CrispError(
-                f"scope global or cache random: {len(ids)} tokens were fed at once, but what is "
-                "resident depends on the order of layers; feed one at a time"
-            )
+        _check_order(replay, len(ids))
         if not self._widths.residency:
             widths = self._widths.widths(layer, ids, weights, None)
             for place, (row, row_widths) in enumerate(
@@ -158,6 +172,27 @@ class AttachedPolicy:
             widths_so_far.append(row_on(row, replay.resident(layer), bits))
             replay.run(layer, union([row], widths_so_far[-1:]), self._routed(row, weights, place))
         return np.array(widths_so_far, np.int16)
+
+    def _choose(
+        self, which: int, ids: NDArray[np.int16], weights: NDArray[np.float16]
+    ) -> tuple[NDArray[np.int16], NDArray[np.float16], NDArray[np.int16]]:
+        """Return experts, weights and widths [n, k] after the routing rule, row by row."""
+        replay, routing, layer = self._replay, self._routing, self._layers[which]
+        assert replay is not None
+        assert routing is not None
+        _check_order(replay, len(ids))
+        scores = routing.take(which, len(ids))
+        ids, weights, blocks = ids.copy(), weights.copy(), np.zeros(ids.shape, np.int16)
+        for place in range(len(ids)):
+            row, resident = slice(place, place + 1), replay.resident(layer)
+            ids[row], weights[row] = routing.choose(
+                which, scores[row], ids[row], weights[row], resident
+            )
+            blocks[row] = self._widths.widths(layer, ids[row], weights[row], resident)
+            experts = ids[place].tolist()
+            tasks = union([experts], blocks[row].tolist())
+            replay.run(layer, tasks, self._routed(experts, weights, place))
+        return ids, weights, blocks
 
     def _routed(self, row: list[int], weights: NDArray[np.float16], place: int) -> Routed | None:
         """Return what an event of one row is routed to, if the cache weighs that."""
@@ -220,6 +255,15 @@ def redistribute(weights: Any, kept: Any) -> Any:
     scaled = remaining * (before / after).nan_to_num(0, 0, 0)
     # Where nothing was skipped nothing may change, not even by rounding.
     return import_extra("torch").where(kept.all(1, keepdim=True), weights, scaled)
+
+
+def _check_order(replay: Replay, rows: int) -> None:
+    """Raise CrispError for several rows in a layer where the order of layers matters."""
+    if replay.in_step and rows > 1:
+        raise CrispError(
+            f"scope global or cache random: {rows} tokens were fed at once, but what is "
+            "resident depends on the order of layers; feed one at a time"
+        )
 
 
 def _check(layout: ExpertLayout, experts: list[Experts], spec: ModelSpec) -> None:

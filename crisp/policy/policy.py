@@ -1,10 +1,10 @@
-"""Policy: widths, order, cache and prefetcher in one frozen object, and those with a name."""
+"""Policy: every part of it in one frozen object, and those with a name."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from crisp.errors import CrispError, FormerNameWarning, unknown_name, wrong_type
 from crisp.extensions import describe_origins, find_name
@@ -12,6 +12,7 @@ from crisp.policy.cache import CACHES, SCOPES, UNITS, Cache, CacheRule
 from crisp.policy.order import ORDERS, Drawn, Order, OrderRule
 from crisp.policy.prefetch import FUTURE, PROFILE, ROUTER, Prefetch
 from crisp.policy.rescaling import MEASURED, RESCALES
+from crisp.policy.routing.rules import ROUTINGS, Routing, routing_name
 from crisp.policy.spelling import build, show
 from crisp.policy.widths.base import WidthPolicy
 from crisp.policy.widths.names import WIDTHS
@@ -19,7 +20,7 @@ from crisp.policy.widths.names import WIDTHS
 
 @dataclass(frozen=True)
 class Policy:
-    """All decisions of a run: width, order, cache and prefetcher in one frozen object."""
+    """All decisions of a run, in one frozen object."""
 
     name: str
     width: WidthPolicy
@@ -27,6 +28,7 @@ class Policy:
     cache: Cache
     prefetch: Prefetch
     rescale: str = "none"  # measured: see `crisp.policy.rescaling`
+    routing: Routing = field(default_factory=Routing)  # see `crisp.policy.routing.rules`
 
     def __post_init__(self) -> None:
         if self.order.sequential and self.prefetch.active:
@@ -48,6 +50,7 @@ class Policy:
             or self.cache.profiled
             or self.prefetch.source == PROFILE
             or self.rescales
+            or self.routing.profiled
         )
 
     @property
@@ -66,6 +69,11 @@ class Policy:
     def width_name(self) -> str:
         """What the width policy is called, without its parameters."""
         return next(name for name, kind in WIDTHS.items() if kind is type(self.width))
+
+    @property
+    def routing_name(self) -> str:
+        """What the routing rule is called, with its parameters."""
+        return show(routing_name(self.routing), self.routing)
 
     def to_dict(self) -> dict[str, str | int]:
         """Return the policy with every parameter, as it is printed into a run.
@@ -94,6 +102,7 @@ class Policy:
             "unit": self.cache.unit,
             "prefetch": self.prefetch.name,
             **({"rescale": self.rescale} if self.rescales else {}),
+            **({"routing": self.routing_name} if self.routing.active else {}),
             **({"plugins": plugins} if plugins else {}),
         }
 
@@ -108,6 +117,7 @@ class Parts:
     prefetch: str = "none"
     unit: str = "expert"
     rescale: str = "none"
+    routing: str = "router"
 
 
 # `mo` stands for MoE-Offload (speculative loading over an LRU cache); the trace decides whether it
@@ -159,6 +169,7 @@ def named(
     unit: str | None = None,
     prefetch: str | None = None,
     rescale: str | None = None,
+    routing: str | None = None,
     has_guess: bool = True,
     seed: int = 0,
 ) -> Policy:
@@ -172,6 +183,7 @@ def named(
     parts = NAMED[name]
     spelled = {
         "width": width, "order": order, "cache": cache, "prefetch": prefetch, "rescale": rescale,
+        "routing": routing,
     }  # fmt: skip
     for what, value in spelled.items():
         if not isinstance(value, str | None):
@@ -204,6 +216,7 @@ def named(
         read_cache(cache, scope, unit, seed),
         Prefetch(prefetch),
         rescale,
+        build(parts.routing if routing is None else routing, ROUTINGS, "routing"),
     )
 
 

@@ -15,6 +15,8 @@ from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
 from crisp.policy.cache import capacity_bytes
 from crisp.policy.prefetch import PROFILE, ROUTER
+from crisp.policy.routing.rules import BoundRouting, RoutingRule
+from crisp.policy.routing.weighing import weighings_of
 from crisp.profile import Profile, Transitions
 from crisp.scheduler.assembly import new_scheduler, starting_state
 from crisp.scheduler.oracle import Future, look_ahead
@@ -93,9 +95,10 @@ class Case:
         """Return all tasks to come; CrispError where they depend on what is resident."""
         workload = self.workload()
         if workload.depends:
+            what = "routing depends" if self.policy.routing.active else "widths depend"
             raise CrispError(
-                f"policy {self.policy.name}: {self.policy.oracle} is an oracle, but its widths "
-                "depend on what is resident: they cannot be known beforehand"
+                f"policy {self.policy.name}: {self.policy.oracle} is an oracle, but its {what} on "
+                "what is resident: they cannot be known beforehand"
             )
         return look_ahead(
             self.spec,
@@ -129,7 +132,21 @@ class Case:
     def workload(self) -> Workload:
         """Return what lays out the tasks of each event."""
         widths = self.policy.width.bind(self.spec, self.profile, self.trace.header.ordered)
-        return Workload(self.trace, widths, self.policy.prefetch.source == ROUTER, self.following())
+        return Workload(
+            self.trace,
+            widths,
+            self.policy.prefetch.source == ROUTER,
+            self.following(),
+            self._routing(),
+        )
+
+    def _routing(self) -> BoundRouting | None:
+        """Return the rule that chooses experts anew; CrispError for a trace without scores."""
+        rule = self.policy.routing
+        if not isinstance(rule, RoutingRule):
+            return None
+        weighings = weighings_of(self.trace, f"routing {self.policy.routing_name}")
+        return BoundRouting(rule, self.spec, self.profile, weighings)
 
     def following(self) -> Transitions | None:
         """Return which experts follow which, if the prefetcher asks; CrispError if unknown."""

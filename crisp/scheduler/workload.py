@@ -15,6 +15,7 @@ import numpy.typing as npt
 from crisp.errors import CrispError
 from crisp.policy import BoundWidths
 from crisp.policy.retention import routed_weights
+from crisp.policy.routing.rules import BoundRouting
 from crisp.profile import Transitions
 from crisp.scheduler.retention import Routed
 from crisp.scheduler.tasks import Task
@@ -126,16 +127,23 @@ class Workload:
         widths: BoundWidths,
         guess: bool,
         following: Transitions | None = None,
+        routing: BoundRouting | None = None,
     ) -> None:
-        """guess: whether the run needs the trace's guesses; following: takes their place."""
+        """guess: whether the run needs the trace's guesses; following: takes their place.
+
+        routing: chooses experts anew, of a trace with scores; see `choose`.
+        """
         self._trace = trace
         self._policy = widths
-        self._at_once = not widths.residency  # widths of many rows may be looked up together
+        self._routing = routing
+        self._at_once = (
+            not widths.residency and routing is None
+        )  # widths of many rows may be looked up together
         self._guess = trace.guess if guess else None
         self._following = following
         self._experts = trace.experts[:0]
-        self._weights = trace.weights
-        self.skipped = 0  # (token, expert)s of width 0 so far
+        self._weights, self._scores = trace.weights, trace.scores
+        self.skipped = 0  # (token, expert)s of width 0, or not used, so far
 
     @property
     def depends(self) -> bool:
@@ -154,6 +162,24 @@ class Workload:
                 some, rows = [], 0
         if some:
             yield from self._gathered(some)
+
+    def choose(self, event: Event, resident: Callable[[int], Sequence[int]]) -> Event:
+        """Return an event that starts now, with the experts that its tokens use.
+
+        Without a routing rule those of the trace. resident(layer): blocks of each expert.
+        """
+        if self._routing is None:
+            return event
+        assert self._scores is not None
+        assert self._weights is not None
+        place = event.place, event.layer
+        experts, weights = self._experts[place], self._weights[place]
+        used, self._weights[place] = self._routing.choose(
+            event.layer, self._scores[place], experts, weights, resident(event.layer)
+        )
+        self.skipped += int((experts >= 0).sum() - (used >= 0).sum())
+        self._experts[place] = used
+        return event._replace(experts=used.tolist())
 
     def tasks(self, event: Event, resident: Callable[[int], Sequence[int]]) -> list[Task]:
         """Return the tasks of an event that starts now; resident(layer): blocks of each expert."""
@@ -186,6 +212,7 @@ class Workload:
         trace, moe = self._trace, self._trace.moe_layers
         self._experts = trace.experts[rows]
         self._weights = None if trace.weights is None else trace.weights[rows]
+        self._scores = None if self._routing is None or trace.scores is None else trace.scores[rows]
         ids: dict[int, list[Any]] = {layer: self._experts[:, layer].tolist() for layer in moe}
         widths: dict[int, list[Any]] = {}
         if self._at_once:

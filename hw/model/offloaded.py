@@ -7,7 +7,7 @@ output comes back summed with the router's weights.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.adapter import RecordedRouting, intercept_experts, look_ahead
+from crisp.adapter.routing import router_scores
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.hw.devices.batch import expert_batches
@@ -48,6 +49,7 @@ class OffloadedExperts:
             case.spec, self._widths, executor.device.upload, executor.device.fetch
         )
         self._rescaling = rescaling(case.spec, case.profile) if case.policy.rescales else None
+        self._routing = router_scores(model.layout, case.policy, case.spec, case.profile)
         self._guesses = case.policy.prefetch.source == ROUTER
         self._check_calls(case)
         self._passes: list[RecordedRouting] = []
@@ -77,12 +79,13 @@ class OffloadedExperts:
         model, layout = self._model.loaded.model, self._model.layout
         hook = model.register_forward_pre_hook(self._begin, with_kwargs=True)
         try:
-            with intercept_experts(layout, self._run):
+            with ExitStack() as stack:
+                stack.enter_context(intercept_experts(layout, self._run))
                 if self._guesses:
-                    with look_ahead(layout, self._hear):
-                        yield
-                else:
-                    yield
+                    stack.enter_context(look_ahead(layout, self._hear))
+                if self._routing is not None:
+                    stack.enter_context(self._routing.observed())
+                yield
         finally:
             hook.remove()
 
@@ -142,13 +145,20 @@ class OffloadedExperts:
         chosen = self._lookup(which, layer.name, index, weights, self._heard)
         self._heard = None
         ids, w, widths = chosen.experts, chosen.weights, chosen.widths
+        half = w.astype(np.float16)  # as a trace has them, so that both decide alike
+        if self._routing is not None:
+            router, scores = ids, self._routing.take(which, len(ids))
+            on_device = executor.residents(layer.index)
+            ids, half = self._routing.choose(which, scores, router, half, on_device)
+            w = np.where((ids != router).any(axis=1)[:, None], half.astype(np.float32), w)
+            self.skipped += int((router >= 0).sum() - (ids >= 0).sum())
+            widths = None  # those that came along are of the router's choice
         routing = self._passes[-1]
         routing.experts[:, layer.index, : ids.shape[1]] = ids
         routing.weights[:, layer.index, : ids.shape[1]] = w
         if chosen.guess is not None:
             following = self._layers[which + 1].index
             routing.guess[:, following, : chosen.guess.shape[1]] = chosen.guess
-        half = w.astype(np.float16)  # as a trace has them, so that both decide alike
         if widths is None:
             resident = executor.residents(layer.index) if self._widths.residency else None
             widths = self._widths.widths(layer.index, ids, half, resident)

@@ -17,6 +17,7 @@ from crisp.policy.cache import SCOPES, UNITS
 from crisp.policy.policy import read_cache, read_order
 from crisp.policy.prefetch import PREFETCHERS
 from crisp.policy.rescaling import RESCALES
+from crisp.policy.routing.rules import ROUTINGS
 from crisp.policy.spelling import build
 from crisp.policy.widths.names import WIDTHS
 from crisp.profile.loss_curve import parse_loss
@@ -145,6 +146,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "unit": _one_of(UNITS, "unit"),
     "prefetch": lambda text: find_name(PREFETCHERS, text, "prefetch"),
     "rescale": _one_of(RESCALES, "rescale"),
+    "routing": lambda text: build(text, ROUTINGS, "routing"),
     "budget": Budget.parse,
     "loss": parse_loss,
     **{key: _whole(key) for key in NUMBERS},

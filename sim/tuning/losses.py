@@ -97,6 +97,11 @@ def _origin_fields(settings: dict[str, Any]) -> dict[str, str | None]:
 def _loss(result: dict[str, Any], where: str) -> Loss:
     policy, metrics = result["settings"]["policy"], result["metrics"]
     budget = result["settings"]["budget"]
+    if "routing" in policy:
+        raise CrispError(
+            f"{where}: measured with routing {policy['routing']}, which a simulation follows only "
+            "roughly; the router's own choice was expected"
+        )
     if metrics["ratio"] is None:  # what the others are compared with
         return Loss("lru", "full", "lru", "layer", "expert", None, 0.0, (0.0, 0.0))
     loss, interval = _increase(metrics["ratio"], f"{where}: ratio"), metrics["ratio_interval"]

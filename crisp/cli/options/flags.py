@@ -98,6 +98,13 @@ Loss = Annotated[
         "threshold; needs the --metadata of crisp prepare --loss-curve.",
     ),
 ]
+Routing = Annotated[
+    str | None,
+    _choice(
+        "Which experts a token uses, from the router's scores and what is resident: router (its "
+        "own), cache-prior(.5), substitute(.5) or skip-missing(1).  [default: the policy's]"
+    ),
+]
 Phase = Annotated[str, _choice("decode, prefill or all.")]
 Batch = Annotated[int, _choice("Sequences that decode side by side.")]
 Chunk = Annotated[int, _choice("Prompt tokens of one prefill step.")]

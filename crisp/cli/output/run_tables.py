@@ -163,7 +163,8 @@ def describe_policy(policy: dict[str, Any]) -> str:
         "perfect": ", prefetches what comes next",
     }.get(policy["prefetch"], f", prefetches by {policy['prefetch']}")
     oracle = f"; {policy['oracle']} is an oracle" if "oracle" in policy else ""
-    return f"width {policy['width']}, {policy['order']}, {cache}{ahead}{oracle}"
+    routing = f", routing {policy['routing']}" if "routing" in policy else ""
+    return f"width {policy['width']}{routing}, {policy['order']}, {cache}{ahead}{oracle}"
 
 
 def _part_of_a_model(setup: Setup, runs: Sequence[Run]) -> str | None:

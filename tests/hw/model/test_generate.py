@@ -24,6 +24,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 from crisp.adapter import attach, record_routing  # noqa: E402
 from crisp.checkpoint.loading import load_model, load_tokenizer  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
+from crisp.hw.decisions import DecisionLog, replay_decisions, same_decisions  # noqa: E402
 from crisp.hw.devices.cpu.device import CpuDevice  # noqa: E402
 from crisp.hw.devices.options import DeviceOptions  # noqa: E402
 from crisp.hw.devices.protocol import Copy, Done  # noqa: E402
@@ -35,6 +36,7 @@ from crisp.hw.store.packing import pack, pack_synthetic  # noqa: E402
 from crisp.hw.store.reader import Store  # noqa: E402
 from crisp.model.spec import ModelSpec  # noqa: E402
 from crisp.policy import Budget, named  # noqa: E402
+from crisp.policy.routing.rules import Routing  # noqa: E402
 from crisp.profile import Profile  # noqa: E402
 from crisp.profile.metadata import FILE, Metadata  # noqa: E402
 from crisp.run.case import Case, Conditions  # noqa: E402
@@ -43,7 +45,7 @@ from crisp.run.sinks import FullTimeline  # noqa: E402
 from crisp.run.timeline import BLOCKS, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD  # noqa: E402
 from crisp.sim.hardware import hardware_profile  # noqa: E402
 from crisp.sim.simulate import simulate  # noqa: E402
-from crisp.trace import DECODE, PREFILL, RoutingTrace  # noqa: E402
+from crisp.trace import DECODE, PREFILL, Header, RoutingTrace  # noqa: E402
 from crisp.trace.fitting import fit_to_trace  # noqa: E402
 from tests.hw.exact import Exact, planted, watching  # noqa: E402
 
@@ -241,6 +243,71 @@ def test_widths_are_those_of_the_attached_model(folder: Path, name: str) -> None
         assert written.run.metrics["skipped"] == attached.tally.skipped
         again = pair.generate(policy, "60%", "block", profile=counts)[1]
         assert torch.equal(logits, again)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("rule", ["cache-prior(.5)", "substitute(.3)", "skip-missing"])
+def test_routing_rules_decide_as_in_the_attached_model(folder: Path, name: str, rule: str) -> None:
+    """Both feed the prompt row by row, so that all is decided in the same state of the cache."""
+    pair, seen = trained(folder, name, "fp32"), list[Any]()
+    policy, budget = named("lru", unit="block", routing=rule), "20%"
+    with attach(
+        pair.whole, policy, spec=pair.model.store.spec, budget=Budget.parse(budget),
+        watch=lambda which, ids, weights, _: seen.append((which, ids, weights)),
+    ) as attached:  # fmt: skip
+        tokens, expected = pair.written()
+    written, logits = pair.generate(policy, budget, conditions=Conditions(chunk=1))
+    assert list(written.tokens) == tokens
+    assert differ(logits[-len(tokens) :], expected) < ROUNDING
+    for which, layer in enumerate(pair.model.store.spec.moe_layers):
+        ids, weights = (
+            np.concatenate([one[part] for one in seen if one[0] == which]) for part in (1, 2)
+        )
+        assert np.array_equal(written.trace.experts[:, layer], ids)
+        assert written.trace.weights is not None
+        # the last bit of a float16 weight may go with the last bits of float32 arithmetic
+        assert np.allclose(written.trace.weights[:, layer], weights, rtol=2**-9, atol=2**-23)
+    tally, metrics = attached.tally, written.run.metrics
+    for key in ("tasks", "hits", "partial_hits", "blocks_loaded", "skipped"):
+        assert metrics[key] == getattr(tally, key)
+    # the trace records what was executed, so the router's own choice replays it
+    case = Case(
+        written.trace, pair.model.store.spec, dataclasses.replace(policy, routing=Routing()),
+        Budget.parse(budget), Profile.empty(pair.model.store.spec),
+        Conditions(phase="all", chunk=1),
+    )  # fmt: skip
+    again = simulate(case, hardware_profile("rtx4090-pcie4")).metrics
+    assert [again[k] for k in ("tasks", "hits", "blocks_loaded")] == [
+        metrics[k] for k in ("tasks", "hits", "blocks_loaded")
+    ]
+
+
+def test_a_trace_with_scores_is_routed_anew_alike_in_simulation_and_replay(folder: Path) -> None:
+    pair = trained(folder, "tiny-mixtral", "fp32")
+    with record_routing(pair.whole, scores=True) as recorder, torch.inference_mode():
+        pair.whole(input_ids=torch.tensor([pair.ids * 3]), use_cache=False)
+        routing = recorder.take()
+    n, spec = len(routing.experts), pair.model.store.spec
+    trace = RoutingTrace(
+        experts=routing.experts, weights=routing.weights.astype(np.float16), scores=routing.scores,
+        sequence=np.zeros(n, np.int32), position=np.arange(n, dtype=np.int32),
+        phase=np.full(n, DECODE, np.uint8),
+        header=Header(n_experts=8, top_k=2, ordered=True, origin="captured"),
+    )  # fmt: skip
+    policy = named("lru", unit="block", routing="substitute(.1)")
+    case = Case(trace, spec, policy, Budget.parse("30%"), Profile.empty(spec), Conditions("block"))
+    simulated, replayed = DecisionLog(), DecisionLog()
+    machine = hardware_profile("rtx4090-pcie4")
+    simulate(case, machine, sinks=[simulated.sink], watch=simulated.watch)
+    replay(
+        case, pair.model.store, DeviceOptions(), sinks=[replayed.sink], watch=replayed.watch
+    )  # fmt: skip
+    plain = DecisionLog()
+    as_routed = dataclasses.replace(case, policy=named("lru", unit="block"))
+    simulate(as_routed, machine, sinks=[plain.sink], watch=plain.watch)
+    assert same_decisions(replayed, simulated)
+    assert replay_decisions(case, replayed)
+    assert not same_decisions(plain, simulated)
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -48,6 +48,14 @@ def test_what_is_read(tmp_path: Path) -> None:
     ]
 
 
+def test_a_loss_under_a_routing_rule_is_refused(tmp_path: Path) -> None:
+    path, row = tmp_path / "loss.json", measured("full", 1.25, "10%")
+    row["settings"]["policy"]["routing"] = "skip-missing(keep=1)"
+    path.write_text(json.dumps(losses(row)))
+    with pytest.raises(CrispError, match=r"measured with routing skip-missing\(keep=1\), which a"):
+        read_losses(path)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -36,6 +36,7 @@ def simulate(
     granularity: flags.Granularity = "expert",
     prefetch: flags.Prefetch = None,
     rescale: flags.Rescale = None,
+    routing: flags.Routing = None,
     loss: flags.Loss = None,
     phase: flags.Phase = "decode",
     batch: flags.Batch = 1,
@@ -117,6 +118,7 @@ def simulate(
         unit=unit,
         prefetch=prefetch,
         rescale=rescale,
+        routing=routing,
     )
     check_asked(asked, chosen)
     promises = describe_promises(setup, chosen, shares)

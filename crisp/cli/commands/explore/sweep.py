@@ -60,6 +60,7 @@ def sweep(
     unit: Annotated[Values, _values("What is admitted, evicted: expert, block.")] = None,
     prefetch: Annotated[Values, _values("Prefetchers.")] = None,
     rescale: Annotated[Values, _values("none, measured.")] = None,
+    routing: Annotated[Values, _values("Routing rules.")] = None,
     loss: Annotated[
         Values, _values("What policy saliency may cost, in the place of its threshold.")
     ] = None,

@@ -52,6 +52,7 @@ def evaluate(
     scope: Annotated[str, typer.Option(help="Of the cache: layer or global.")] = "layer",
     unit: flags.Unit = None,
     rescale: flags.Rescale = None,
+    routing: flags.Routing = None,
     loss: flags.Loss = None,
     plugin: flags.Plugin = None,
     block: Annotated[
@@ -132,7 +133,7 @@ def evaluate(
     cache_budget = None if budget is None else Budget.parse(budget)
     widths = [None] if width is None else split_list(width, "--width")
     chosen = [
-        _policy(name, spelled, cache, scope, unit, rescale, cache_budget)
+        _policy(name, spelled, cache, scope, unit, rescale, routing, cache_budget)
         for name in split_list(policy, "--policy")
         for spelled in widths
     ]
@@ -205,12 +206,23 @@ def _policy(
     scope: str,
     unit: str | None,
     rescale: str | None,
+    routing: str | None,
     budget: Budget | None,
 ) -> tuple[str, Policy]:
     """Return (its width as it was spelled, the policy)."""
     from crisp.policy import NAMED, named, policy_name
 
-    policy = named(name, width=width, cache=cache, scope=scope, unit=unit, rescale=rescale)
+    policy = named(
+        name,
+        width=width,
+        cache=cache,
+        scope=scope,
+        unit=unit,
+        rescale=rescale,
+        routing=routing,
+    )
+    if budget is None and policy.routing.active:
+        raise CrispError(f"--routing {routing}: depends on what is resident; give a --budget")
     if budget is not None and policy.prefetch.active:
         raise CrispError(
             f"--policy {name}: what its prefetch has brought depends on time, which is not "

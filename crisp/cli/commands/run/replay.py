@@ -40,6 +40,7 @@ def replay(
     granularity: flags.Granularity = "expert",
     prefetch: flags.Prefetch = None,
     rescale: flags.Rescale = None,
+    routing: flags.Routing = None,
     loss: flags.Loss = None,
     phase: flags.Phase = "decode",
     batch: flags.Batch = 1,
@@ -119,6 +120,7 @@ def replay(
         unit=unit,
         prefetch=prefetch,
         rescale=rescale,
+        routing=routing,
     )
     power_model(setup.hardware, modelled_energy)  # else it would be missed after the first run
     check_asked(asked, chosen)

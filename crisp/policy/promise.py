@@ -53,7 +53,7 @@ def check_promising(policy: Policy) -> None:
     if policy.name != POLICY:
         raise CrispError(f"--loss: is for policy {POLICY}, found {policy.name}")
     usual = named(POLICY)
-    for part in ("width", "cache", "rescale"):
+    for part in ("width", "cache", "rescale", "routing"):
         if getattr(policy, part) != getattr(usual, part):
             raise CrispError(
                 f"--loss: was measured for policy {POLICY} as it is, without another --{part}"

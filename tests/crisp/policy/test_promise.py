@@ -55,5 +55,10 @@ def test_what_cannot_be_promised_is_refused() -> None:
     assert "losses were measured for 10% and more" in refusal("saliency", "9%")
     assert "crisp prepare --loss-curve" in refusal("saliency", curve=None)
     assert "--loss: is for policy saliency, found lru" in refusal("lru")
-    for part, value in (("width", "saliency(.4)"), ("rescale", "none"), ("cache", "lru")):
+    for part, value in (
+        ("width", "saliency(.4)"),
+        ("rescale", "none"),
+        ("cache", "lru"),
+        ("routing", "cache-prior"),
+    ):
         assert f"without another --{part}" in refusal("saliency", **{part: value})

@@ -86,7 +86,7 @@ class Bench:
 
         The cache starts empty. The reading is kept in the work folder.
         """
-        decisive = repr(policy), budget, self.profile.digest(), windows.dataset, windows.n_fed
+        decisive = policy.to_dict(), budget, self.profile.digest(), windows.dataset, windows.n_fed
         key = json.dumps(decisive)
         file = self.study.work / f"budget-{hashlib.sha256(key.encode()).hexdigest()[:20]}.npz"
         if not file.exists():

@@ -14,7 +14,7 @@ BUDGETS = ("10%", "20%", "30%", "50%")
 MARK = 0.036  # the loss that the paper states for Mixtral (its Figure 7)
 LITTLE = 0.018  # half of it
 SPARE = 0.75  # of the allowed loss is used where a policy is chosen: another text may lose more
-_SHARES = (".9", ".8", ".7", ".6", ".55", ".5", ".45", ".4", ".35", ".3", ".25", ".2", ".15")
+_SHARES = (".8", ".7", ".6", ".5", ".45", ".4", ".35", ".3", ".25", ".2")
 _CUTS = ("tiered(.6,.9)", "tiered(.3,.9)", "tiered(.3,.6)", "tiered(0,.8)")
 _BY_BLOCK = {"unit": "block"}
 _RETAINED = _BY_BLOCK | {"cache": "saliency"}
@@ -53,7 +53,7 @@ FAMILIES = (
     Family("skipped by weight", _of("skip", (".1", ".2", ".3", ".5"))),
     Family("skipped by contribution", _of("skip-contribution", (".1", ".2", ".3", ".5"))),
     Family("resident", _of("resident", (".75", ".5", ".25", "0")), _BY_BLOCK),
-    Family("contribution", _of("contribution", _SHARES[1:10]), _BY_BLOCK),
+    Family("contribution", _of("contribution", _SHARES[:6]), _BY_BLOCK),
     Family("contribution-resident", _of("contribution-resident", _SHARES), _BY_BLOCK),
     Family("one threshold", _of("saliency", _SHARES), _BY_BLOCK),
     Family("one threshold, rescaled", _of("saliency", _SHARES), _BY_BLOCK | _MEASURED),
@@ -64,6 +64,20 @@ FAMILIES = (
         _RETAINED | _MEASURED,
     ),
     Family(SALIENCY, _of("saliency", _SHARES), base="saliency"),
+    Family(
+        "saliency, cache-prior(.5)",
+        _of("saliency", _SHARES),
+        {"routing": "cache-prior(.5)"},
+        base="saliency",
+    ),
+    Family(
+        "cache-prior",
+        _of("cache-prior", (".25", ".5", "1", "2")),
+        _BY_BLOCK,
+        part="routing",
+    ),
+    Family("substitute", _of("substitute", (".9", ".7", ".5", ".3")), _BY_BLOCK, part="routing"),
+    Family("skip-missing", _of("skip-missing", ("1", "2", "3")), _BY_BLOCK, part="routing"),
 )
 STEPS = ("contribution-resident", "one threshold", "one threshold, rescaled", SALIENCY)
 """Families from one of which to the next a single part changes."""

@@ -222,7 +222,9 @@ def _policy(
         routing=routing,
     )
     if budget is None and policy.routing.active:
-        raise CrispError(f"--routing {routing}: depends on what is resident; give a --budget")
+        raise CrispError(
+            f"--routing {policy.routing_name}: depends on what is resident; give a --budget"
+        )
     if budget is not None and policy.prefetch.active:
         raise CrispError(
             f"--policy {name}: what its prefetch has brought depends on time, which is not "

@@ -336,6 +336,10 @@ def test_many_cells_are_counted_at_once_and_need_a_yes(
             ("budget", "prefetch = 'guess'\nbudget"),
             "s.toml: prefetch guess: the trace has no guess",
         ),
+        (
+            ("budget", "routing = 'rooter'\nbudget"),
+            "s.toml: routing: unknown routing 'rooter'; did",
+        ),
     ],
 )
 def test_a_bad_file_is_one_line(

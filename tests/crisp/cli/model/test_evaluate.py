@@ -222,6 +222,10 @@ def test_metadata_of_other_weights_is_refused(crisp: Callable, prepared: Path) -
             "crisp prepare writes it, or --profile TRACE, a trace of this model",
         ),
         (("--policy", "lru", "--cache", "static", "--budget", "50%"), "cache static needs counts"),
+        (
+            ("--policy", "lru", "--routing", "substitute(.5)"),
+            "--routing substitute(ratio=0.5): dep",
+        ),
         (("--policy", "mo", "--budget", "10%"), "--policy mo: what its prefetch has brought"),
         (("--policy", "up", "--budget", "200%"), "budget '200%': above 100 %"),
         (("--policy", "up", "--budget", "9GB"), "budget '9GB': more than all routed experts"),

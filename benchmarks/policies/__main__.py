@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "out" / "policies")
     parser.add_argument("--model", nargs="+", default=MODELS, help="of traces/")
     parser.add_argument("--budget", nargs="+", help="read for these only; no page is written")
+    parser.add_argument(
+        "--hardware", action="store_true", help="only measure on this machine what was chosen"
+    )
     parser.add_argument("--render", action="store_true", help="only write the page anew")
     arguments = parser.parse_args()
     from benchmarks.policies.page import CONTENT, write
@@ -43,7 +47,13 @@ def main() -> None:
     from crisp.errors import CrispError
 
     try:
+        if arguments.hardware:
+            content = json.loads((ROOT / CONTENT).read_text(encoding="utf-8"))
+            write(ROOT, content | {"hardware": measure_all(arguments, content)})
+            return
         content = read_all(arguments)
+        if arguments.budget is None:
+            content["hardware"] = measure_all(arguments, content)
     except CrispError as error:
         parser.exit(2, f"error: {error}\n")
     if arguments.budget is None:
@@ -68,6 +78,37 @@ def read_all(arguments: argparse.Namespace) -> dict[str, Any]:
         models.append(results(bench, arguments.budget or BUDGETS))
     content: dict[str, Any] = rounded({"models": models})
     return content
+
+
+def measure_all(arguments: argparse.Namespace, content: dict[str, Any]) -> dict[str, Any]:
+    """Measure on this machine the policies that were chosen."""
+    from benchmarks.policies import hardware
+    from benchmarks.policies.choosing import policies_at
+    from benchmarks.quality.estimates import rounded
+    from benchmarks.quality.setting import KINDS
+    from crisp.profile.metadata import FILE, Metadata
+
+    def tell(what: str) -> None:
+        print(what, file=sys.stderr, flush=True)
+
+    models = []
+    with tempfile.TemporaryDirectory(dir=arguments.work.parent) as folder:
+        for model in content["models"]:
+            name, work = model["facts"]["name"], Path(folder)
+            prepared = work / f"prepared-{name}"
+            texts = [arguments.data / "data" / f"{kind}.calibration.txt" for kind in KINDS.values()]
+            hardware.prepare(ROOT / "traces" / name, texts, prepared)
+            profile = Metadata.load(prepared / FILE).profile()
+            chosen = {at["budget"]: policies_at(at) for at in model["budgets"]}
+            models.append(
+                {
+                    "name": name,
+                    "replayed": hardware.replayed(name, profile, chosen, work, tell),
+                    "written": hardware.written(name, prepared, chosen, work, tell),
+                }
+            )
+    measured: dict[str, Any] = rounded({"conditions": hardware.conditions(), "models": models})
+    return measured
 
 
 if __name__ == "__main__":

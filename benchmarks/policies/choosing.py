@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
+
+import numpy as np
 
 from benchmarks.policies.reading import Bench, Reading, over
 from benchmarks.quality.estimates import Figure, figure
-from crisp.policy import Policy, named
+from crisp.policy import Budget, Policy, named
+from crisp.policy.widths.saliency import Saliency
+from crisp.profile.loss_curve import LossCurve, parse_loss
 
 BUDGETS = ("10%", "20%", "30%", "50%")
 MARK = 0.036  # the loss that the paper states for Mixtral (its Figure 7)
 LITTLE = 0.018  # half of it
 SPARE = 0.75  # of the allowed loss is used where a policy is chosen: another text may lose more
+ASKED = ("1%", "2%", "4%")
+"""Losses that are asked for."""
 _SHARES = (".8", ".7", ".6", ".5", ".45", ".4", ".35", ".3", ".25", ".2")
 _CUTS = ("tiered(.6,.9)", "tiered(.3,.9)", "tiered(.3,.6)", "tiered(0,.8)")
 _BY_BLOCK = {"unit": "block"}
@@ -117,7 +125,52 @@ def _at(bench: Bench, budget: str) -> dict[str, Any]:
     return {
         "budget": budget,
         "tuning": tuned,
+        "promises": _promises(bench, budget, tuned),
         "heldout": {why: _reported(bench, budget, rows) for why, rows in chosen.items()},
+    }
+
+
+def _promises(bench: Bench, budget: str, tuned: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what came of losses that were asked for, on text on which nothing was measured."""
+    rows = sorted(
+        (Fraction(Decimal(row["value"].partition("(")[2].strip(")"))), row["loss"])
+        for row in tuned
+        if row["family"] == SALIENCY
+    )
+    share = Budget.parse(budget).share
+    assert share is not None
+    curve = LossCurve(
+        bench.tuning.n_scored,
+        (share,),
+        tuple(worth_it for worth_it, _ in rows),
+        np.array([[loss["value"] for _, loss in rows]]),
+        np.array([[loss["interval"][1] for _, loss in rows]]),
+    )
+    full = bench.read(named("lru"), budget, bench.heldout)
+    found = []
+    for asked in ASKED:
+        promise = curve.promise(share, parse_loss(asked))
+        policy = replace(named(SALIENCY), width=Saliency(promise.share))
+        reading = bench.read(policy, budget, bench.heldout)
+        found.append(
+            {
+                "asked": asked,
+                "share": float(promise.share),
+                "loss": promise.loss,
+                "high": promise.high,
+                "over_lru": over(reading, full),
+                "heldout": reading.by_kind(full),
+            }
+        )
+    return found
+
+
+def policies_at(budget: dict[str, Any]) -> dict[str, Policy]:
+    """Return, by family, the policies of a budget that were chosen for the largest loss."""
+    by_name = {family.name: family for family in FAMILIES}
+    return {
+        row["family"]: by_name[row["family"]].policy(row["value"])
+        for row in budget["heldout"][f"at {MARK:.1%}"]
     }
 
 

@@ -54,6 +54,15 @@ class Reading:
             ratios.append(np.expm1(sums[:, 1] / sums[:, 0]))
         return np.mean(ratios, axis=0)
 
+    def by_kind(self, full: Reading) -> dict[str, Figure]:
+        """Return perplexity / full perplexity - 1 of each kind of text, with its interval."""
+        found = {}
+        for seed, (kind, name) in enumerate(KINDS.items()):
+            scores, full_scores = (_of_kind(one.scores, kind) for one in (self, full))
+            sums = combined(by_window(scores, nll_increase(scores, full_scores)), seed)
+            found[name] = figure(np.expm1(sums[:, 1] / sums[:, 0]))
+        return found
+
     def loss(self, full: Reading) -> Figure:
         """Return the first of `losses`, with its interval."""
         return figure(self.losses(full))

@@ -64,10 +64,9 @@ def simulate(
     from crisp.cli.options.files import check_no_folder
     from crisp.cli.options.lists import check_one, split_list
     from crisp.cli.output.progress import progress
-    from crisp.cli.output.promise_lines import check_asked, describe_promises
     from crisp.cli.output.run_files import Outputs
     from crisp.cli.output.run_tables import format_report
-    from crisp.cli.output.setup_lines import describe_run
+    from crisp.cli.output.setup_lines import check_asked, describe_promises, describe_run
     from crisp.errors import unknown_name
     from crisp.policy import Budget
     from crisp.profile.loss_curve import parse_loss

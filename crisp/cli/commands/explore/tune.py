@@ -66,8 +66,7 @@ def tune(
     from crisp.cli.options.files import check_no_folder
     from crisp.cli.options.lists import split_list
     from crisp.cli.output.progress import progress
-    from crisp.cli.output.promise_lines import describe_promises
-    from crisp.cli.output.setup_lines import describe_setup
+    from crisp.cli.output.setup_lines import describe_promises, describe_setup
     from crisp.cli.output.tuning_tables import (
         describe_losses,
         format_command,

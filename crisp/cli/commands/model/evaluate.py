@@ -104,8 +104,8 @@ def evaluate(
     from crisp.checkpoint.loading import load_model, quantize_experts, to_float32
     from crisp.cli.options.lists import split_list
     from crisp.cli.output.progress import progress_of
-    from crisp.cli.output.promise_lines import check_asked
     from crisp.cli.output.quality_tables import Row, format_notes, format_tables, format_title
+    from crisp.cli.output.setup_lines import check_asked
     from crisp.model.quantization import BITS, STORED_BITS, check_groups
     from crisp.policy import Budget
     from crisp.profile.loss_curve import parse_loss
@@ -240,7 +240,7 @@ def _within_loss(
     prepared: tuple[Path, Metadata] | None,
 ) -> tuple[list[tuple[str, Policy]], list[str]]:
     """Return the policies with the thresholds that keep the loss, and what is promised."""
-    from crisp.cli.output.promise_lines import describe_promise
+    from crisp.cli.output.setup_lines import describe_promise
     from crisp.policy.promise import no_curve, within_loss
     from crisp.profile.loss_curve import POLICY
 

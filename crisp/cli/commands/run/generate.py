@@ -79,9 +79,8 @@ def generate(
     from crisp.cli.options.files import check_no_folder, check_outputs
     from crisp.cli.output.dry_run import dry_run_summary
     from crisp.cli.output.progress import ReadingProgress, progress_share
-    from crisp.cli.output.promise_lines import check_asked, describe_promise
     from crisp.cli.output.run_files import Outputs
-    from crisp.cli.output.setup_lines import describe_run
+    from crisp.cli.output.setup_lines import check_asked, describe_promise, describe_run
     from crisp.hw.model.generate import GeneratedText, check_arguments, empty_case
     from crisp.hw.model.generate import generate as run
     from crisp.hw.model.resident import open_resident, same_geometry

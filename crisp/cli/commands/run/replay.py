@@ -62,10 +62,14 @@ def replay(
     from crisp.cli.options.lists import split_list
     from crisp.cli.output.dry_run import dry_run_summary
     from crisp.cli.output.progress import ReadingProgress, progress
-    from crisp.cli.output.promise_lines import check_asked, describe_promises
     from crisp.cli.output.run_files import Outputs
     from crisp.cli.output.run_tables import format_report
-    from crisp.cli.output.setup_lines import describe_run, describe_setup
+    from crisp.cli.output.setup_lines import (
+        check_asked,
+        describe_promises,
+        describe_run,
+        describe_setup,
+    )
     from crisp.hw.replay import replay as run
     from crisp.hw.telemetry import meter_for
     from crisp.hw.telemetry.metering import power_model

@@ -199,6 +199,11 @@ def format_notes(rows: Sequence[Row], spec: ModelSpec) -> list[str]:
             f"full: the model as it is{last.removeprefix(first).replace(', ', '; ')} for all others"
         )
     lines += describe_rounding((row.quality.settings["policy"]["width"] for row in rows), spec)
+    lines += [
+        f"routing of {name}: {rule}"
+        for name, rule in {policy["name"]: policy.get("routing") for _, policy in policies}.items()
+        if rule
+    ]
     lines += _skipped(rows, spec)
     if rows[0].quality.settings["budget"]:
         lines.append(
@@ -226,6 +231,8 @@ def _skipped(rows: Sequence[Row], spec: ModelSpec) -> list[str]:
         if skipped:
             renormalized = row.quality.settings["renormalize"]
             where = "goes to the token's others" if renormalized else "is dropped"
+            if "routing" in row.quality.settings["policy"]:
+                where = "goes where the model's router would give it"
             lines.append(
                 f"{' '.join(row.head)}: skips {skipped:.2f} of {of} experts a token, whose weight "
                 f"{where}"

@@ -66,6 +66,19 @@ def test_a_table_is_every_policy_at_every_width(crisp: Callable, tmp_path: Path)
     assert [row[2] for row in tiers] == ["hot", "warm", "cold"] * 2
 
 
+def test_the_output_says_which_routing_rule_was_followed(crisp: Callable) -> None:
+    out = told(
+        crisp(
+            "eval", TINY, "--policy", "lru", "--routing", "skip-missing", "--budget", "20%",
+            "--text", TEXTS[0], *FEW,
+        )
+    )  # fmt: skip
+    assert "routing of lru: skip-missing(keep=1)" in out
+    assert "experts a token, whose weight goes where the model's router would" in " ".join(
+        out.split()
+    )
+
+
 def test_the_output_states_its_conditions(crisp: Callable) -> None:
     out = told(
         crisp(

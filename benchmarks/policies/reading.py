@@ -20,6 +20,7 @@ from crisp.files import atomic
 from crisp.policy import Budget, Policy
 from crisp.quality import Scores, score_windows
 from crisp.quality.statistics import by_window, nll_increase
+from crisp.sim.fast.untimed import compiled_replay
 from crisp.text_windows import TokenWindows
 
 TUNING, HELDOUT = 1536, 4096  # tokens of each kind of text
@@ -101,8 +102,9 @@ class Bench:
         if not file.exists():
             model, upto = self.study.loaded.model, [0]
             with attach(
-                model, policy, self.profile, spec=self.spec, budget=Budget.parse(budget)
-            ) as attached:
+                model, policy, self.profile, spec=self.spec, budget=Budget.parse(budget),
+                replay=compiled_replay,
+            ) as attached:  # fmt: skip
 
                 def note(done: int, total: int) -> None:
                     upto.append(attached.tally.blocks_loaded or 0)

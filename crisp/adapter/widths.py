@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,8 @@ from crisp.extras import import_extra
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
 from crisp.policy.rescaling import factors, rescaling
-from crisp.policy.retention import routed_weights
-from crisp.policy.widths.base import ResidencyWidths
-from crisp.policy.widths.contribution import row_on
 from crisp.profile import Profile
-from crisp.scheduler.retention import Routed
-from crisp.scheduler.untimed import Replay
-from crisp.scheduler.workload import union
+from crisp.scheduler.untimed import NewReplay, Replay, RowReplay
 
 Watch = Callable[[int, NDArray[np.int16], NDArray[np.float16], NDArray[np.int16]], None]
 """Called with ``(which, experts [n, k] by descending weight, weights [n, k], widths [n, k] in
@@ -61,6 +56,7 @@ class AttachedPolicy:
         renormalize: bool,
         budget: Budget | None,
         watch: Watch | None,
+        replay: NewReplay,
     ) -> None:
         layout = expert_layout(model)
         if spec is None:
@@ -82,7 +78,10 @@ class AttachedPolicy:
                 f"policy {policy.name}: rescales experts' outputs, but router weights of this "
                 "model multiply their inputs; --rescale none was expected"
             )
-        self._replay = None if budget is None else Replay(spec, policy, budget, counts)
+        self._replay: RowReplay | None = None
+        if budget is not None:  # routing rules are asked row by row, in Python
+            follow: NewReplay = Replay if policy.routing.active else replay
+            self._replay = follow(spec, policy, budget, counts)
         if self._replay is None and self._widths.residency:
             raise CrispError(
                 f"policy {policy.name}: its widths depend on what is resident; give a budget"
@@ -159,26 +158,14 @@ class AttachedPolicy:
         if replay is None:
             return self._widths.widths(layer, ids, weights, None)
         _check_order(replay, len(ids))
-        if not self._widths.residency:
-            widths = self._widths.widths(layer, ids, weights, None)
-            for place, (row, row_widths) in enumerate(
-                zip(ids.tolist(), widths.tolist(), strict=True)
-            ):
-                replay.run(layer, union([row], [row_widths]), self._routed(row, weights, place))
-            return widths
-        wanted = cast(ResidencyWidths, self._widths).wanted(layer, ids, weights).tolist()
-        widths_so_far = []
-        for place, (row, bits) in enumerate(zip(ids.tolist(), wanted, strict=True)):
-            widths_so_far.append(row_on(row, replay.resident(layer), bits))
-            replay.run(layer, union([row], widths_so_far[-1:]), self._routed(row, weights, place))
-        return np.array(widths_so_far, np.int16)
+        return replay.rows(layer, ids, weights, self._widths)
 
     def _choose(
         self, which: int, ids: NDArray[np.int16], weights: NDArray[np.float16]
     ) -> tuple[NDArray[np.int16], NDArray[np.float16], NDArray[np.int16]]:
         """Return experts, weights and widths [n, k] after the routing rule, row by row."""
         replay, routing, layer = self._replay, self._routing, self._layers[which]
-        assert replay is not None
+        assert isinstance(replay, Replay)
         assert routing is not None
         _check_order(replay, len(ids))
         scores = routing.take(which, len(ids))
@@ -188,18 +175,8 @@ class AttachedPolicy:
             ids[row], weights[row] = routing.choose(
                 which, scores[row], ids[row], weights[row], resident
             )
-            blocks[row] = self._widths.widths(layer, ids[row], weights[row], resident)
-            experts = ids[place].tolist()
-            tasks = union([experts], blocks[row].tolist())
-            replay.run(layer, tasks, self._routed(experts, weights, place))
+            blocks[row] = replay.rows(layer, ids[row], weights[row], self._widths)
         return ids, weights, blocks
-
-    def _routed(self, row: list[int], weights: NDArray[np.float16], place: int) -> Routed | None:
-        """Return what an event of one row is routed to, if the cache weighs that."""
-        assert self._replay is not None
-        if not self._replay.scheduler.weighs:
-            return None
-        return routed_weights([row], weights[place : place + 1])
 
     def _count(self, which: int, ids: NDArray[np.int16], blocks: NDArray[np.int16]) -> None:
         tally = self.tally
@@ -207,10 +184,9 @@ class AttachedPolicy:
         tally.touched += int(blocks.sum(dtype=np.int64))
         tally.skipped += int(((blocks == 0) & (ids >= 0)).sum())
         if self._replay is not None:
-            scheduler = self._replay.scheduler
-            tally.tasks, tally.hits = scheduler.tasks, scheduler.hits
-            tally.partial_hits = scheduler.partial_hits
-            tally.blocks_loaded = scheduler.blocks_loaded
+            counts = self._replay.counts
+            tally.tasks, tally.hits = counts.tasks, counts.hits
+            tally.partial_hits, tally.blocks_loaded = counts.partial_hits, counts.blocks_loaded
 
 
 def attach(
@@ -222,6 +198,7 @@ def attach(
     renormalize: bool = False,
     budget: Budget | None = None,
     watch: Watch | None = None,
+    replay: NewReplay = Replay,
 ) -> AttachedPolicy:
     """Make ``model`` execute every routed (token, expert) at the width ``policy`` gives it.
 
@@ -234,11 +211,12 @@ def attach(
     renormalize: give the weight of skipped experts to the token's others (the paper is silent;
     default: it is dropped). budget: replay the policy's cache, each token of each layer an event in
     the order in which they are fed: for widths that look at residency, and to count loads. watch:
-    called with the routing and the widths of every layer, see `Watch`.
+    called with the routing and the widths of every layer, see `Watch`. replay: what follows the
+    cache.
 
     Raises CrispError for a model, a spec or a policy that do not go together.
     """
-    return AttachedPolicy(model, policy, profile, spec, renormalize, budget, watch)
+    return AttachedPolicy(model, policy, profile, spec, renormalize, budget, watch, replay)
 
 
 def redistribute(weights: Any, kept: Any) -> Any:
@@ -257,7 +235,7 @@ def redistribute(weights: Any, kept: Any) -> Any:
     return import_extra("torch").where(kept.all(1, keepdim=True), weights, scaled)
 
 
-def _check_order(replay: Replay, rows: int) -> None:
+def _check_order(replay: RowReplay, rows: int) -> None:
     """Raise CrispError for several rows in a layer where the order of layers matters."""
     if replay.in_step and rows > 1:
         raise CrispError(

@@ -22,6 +22,7 @@ from crisp.quality.scoring import BATCH, score_windows
 from crisp.quality.statistics import perplexity, perplexity_ratio, retention
 from crisp.quality.tasks import EvaluationTasks
 from crisp.quality.tiers import TierCounts, quality_by_tier
+from crisp.scheduler.untimed import NewReplay, Replay
 from crisp.statistics import LEVEL, RESAMPLES
 from crisp.text_windows import TokenWindows
 
@@ -45,14 +46,16 @@ def evaluate(
     batch: int = BATCH,
     seed: int = 0,
     progress: Progress = no_progress,
+    replay: NewReplay = Replay,
 ) -> Quality:
     """Read ``windows`` with ``policy`` attached to the model, and answer ``tasks``.
 
     reference: the scores of the full model on the same windows; None: this is that measurement.
-    profile, spec, renormalize, budget: see `crisp.adapter.attach`. With a budget every token should
-    be fed once, so windows must not overlap; windows are then fed one by one, and tokens too where
-    the cache is shared by all layers. origin: where the profile comes from, for the record. seed:
-    of the resampled windows. Raises CrispError for arguments that do not go together.
+    profile, spec, renormalize, budget, replay: see `crisp.adapter.attach`. With a budget every
+    token should be fed once, so windows must not overlap; windows are then fed one by one, and
+    tokens too where the cache is shared by all layers. origin: where the profile comes from, for
+    the record. seed: of the resampled windows. Raises CrispError for arguments that do not go
+    together.
     """
     spec = spec or geometry(loaded)
     if budget is not None:
@@ -71,6 +74,7 @@ def evaluate(
             renormalize=renormalize,
             budget=budget,
             watch=watch,
+            replay=replay,
         )
 
     with attached(counts) as reading:

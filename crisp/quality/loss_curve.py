@@ -19,6 +19,7 @@ from crisp.profile.loss_curve import MOST, POLICY, LossCurve
 from crisp.progress import Progress, no_progress
 from crisp.quality.scoring import score_windows
 from crisp.quality.statistics import perplexity_ratio
+from crisp.scheduler.untimed import NewReplay, Replay
 from crisp.text_windows import TokenWindows
 
 SHARES = tuple(Fraction(part, 20) for part in (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18))
@@ -32,12 +33,14 @@ def measure_loss_curve(
     spec: ModelSpec,
     budgets: Sequence[Fraction],
     progress: Progress = no_progress,
+    replay: NewReplay = Replay,
 ) -> LossCurve:
     """Return the losses of policy saliency, in each of the rising ``budgets``, at each of `SHARES`.
 
     Every window is read once, one after the other, and a cache within the budget is followed
     through them. Shares below the first whose interval ends beyond `MOST` are not measured: they
     are written down as losing as much. progress: called with (readings done, in all).
+    replay: what follows the cache.
 
     Raises CrispError for a single window, which has no interval.
     """
@@ -57,7 +60,7 @@ def measure_loss_curve(
             else:
                 policy = replace(named(POLICY), width=Saliency(SHARES[place]))
                 within = Budget(str(budget), budget, None)
-                with attach(loaded.model, policy, profile, spec=spec, budget=within):
+                with attach(loaded.model, policy, profile, spec=spec, budget=within, replay=replay):
                     scores = score_windows(loaded.model, windows, batch=1)
                 ratio = perplexity_ratio(scores, full)
                 assert ratio.interval is not None

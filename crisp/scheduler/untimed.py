@@ -6,13 +6,59 @@ whoever only asks what is on the device drives the scheduler here and needs no t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
 from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
-from crisp.policy import Budget, Policy
+from crisp.policy import BoundWidths, Budget, Policy
+from crisp.policy.retention import routed_weights
+from crisp.policy.widths.base import ResidencyWidths, Widths
+from crisp.policy.widths.contribution import row_on
 from crisp.profile import Profile
 from crisp.scheduler.assembly import new_scheduler
 from crisp.scheduler.retention import Routed
 from crisp.scheduler.tasks import Task
+from crisp.scheduler.workload import union
+
+
+class ReplayCounts(NamedTuple):
+    """What a cache has counted so far."""
+
+    tasks: int
+    hits: int
+    partial_hits: int
+    blocks_loaded: int
+
+
+class RowReplay(Protocol):
+    """A policy's cache that is followed row by row, as by `Replay`."""
+
+    in_step: bool
+
+    @property
+    def counts(self) -> ReplayCounts:
+        """What has been counted so far."""
+
+    def rows(
+        self,
+        layer: int,
+        experts: npt.NDArray[np.int16],
+        weights: npt.NDArray[np.float16],
+        widths: BoundWidths,
+    ) -> Widths:
+        """Run an event for each of a layer's rows; return the rows' widths [rows, k], in blocks.
+
+        experts [rows, k], -1 = absent; weights [rows, k], the router's. A row's widths depend on
+        what the rows before it have left on the device, if ``widths`` look at that.
+        """
+
+
+NewReplay = Callable[[ModelSpec, Policy, Budget, Profile], RowReplay]
+"""What makes one: `Replay`, or a faster one that decides alike."""
 
 
 class Replay:
@@ -41,6 +87,36 @@ class Replay:
         )
         self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
         self._n = spec.n_experts
+
+    @property
+    def counts(self) -> ReplayCounts:
+        """What has been counted so far."""
+        counted = self.scheduler
+        return ReplayCounts(
+            counted.tasks, counted.hits, counted.partial_hits, counted.blocks_loaded
+        )
+
+    def rows(
+        self,
+        layer: int,
+        experts: npt.NDArray[np.int16],
+        weights: npt.NDArray[np.float16],
+        widths: BoundWidths,
+    ) -> Widths:
+        """Run an event for each of a layer's rows, see `RowReplay.rows`."""
+        found: list[list[int]] = []
+        if widths.residency:
+            wanted = cast(ResidencyWidths, widths).wanted(layer, experts, weights).tolist()
+        else:
+            found = widths.widths(layer, experts, weights, None).tolist()
+        for place, row in enumerate(experts.tolist()):
+            if widths.residency:
+                found.append(row_on(row, self.resident(layer), wanted[place]))
+            routed = None
+            if self.scheduler.weighs:
+                routed = routed_weights([row], weights[place : place + 1])
+            self.run(layer, union([row], [found[place]]), routed)
+        return np.array(found, np.int16).reshape(experts.shape)
 
     def resident(self, layer: int) -> list[int]:
         """Return the blocks of each expert of a layer that are on the device now: [experts]."""

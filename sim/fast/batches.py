@@ -22,7 +22,7 @@ from crisp.sim.fast.unions import routed, union, union_on
 from crisp.trace import RoutingTrace
 
 _ROWS = 2048  # of a batch: few enough to need little memory, enough to make up for its calls
-_MOST_BLOCKS = 62  # of an expert, where blocks are bits of a word
+MOST_BLOCKS = 62  # of an expert, where blocks are bits of a word
 
 
 class CostTable:
@@ -114,7 +114,7 @@ class StepBatches:
         self._wanted: Callable[..., npt.NDArray[np.uint64]] | None = None
         if widths.residency:
             self._wanted = getattr(widths, "wanted", None)
-            if self._wanted is None or spec.n_blocks > _MOST_BLOCKS:
+            if self._wanted is None or spec.n_blocks > MOST_BLOCKS:
                 raise refused("these widths, which depend on what is resident")
         self.states = 1 if self._wanted is None else spec.n_blocks + 1
         self.skipped = 0  # (token, expert)s of width 0 so far, whatever is resident

@@ -93,7 +93,7 @@ def execute(
         following=following,
         perfect=policy.prefetch.source == FUTURE,
     )
-    machine = machine_of(spec, policy, start, by_block, cost, batches.states)
+    machine = machine_of(spec, policy, start, by_block, cost.load, batches.states)
     belady = Belady(spec, start, compiled=True)
     log, most = StepLog(), 0.0
     with _no_collection():

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from crisp.errors import CrispError
-from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.policy import Policy, eviction, order, prefetch
 from crisp.scheduler.residency import StartingState
@@ -59,13 +58,13 @@ def machine_of(
     policy: Policy,
     start: StartingState,
     by_block: bool,
-    cost: CostModel,
+    load: Callable[[int], int],
     states: int,
 ) -> Machine:
     """Return a machine on which nothing has happened; the arguments are `EventScheduler`'s.
 
-    states: of an expert, see `crisp.sim.fast.state.StepBatch`. Raises CrispError for a rule that is
-    not among those above.
+    load: ns of a request of so many bytes. states: of an expert, see
+    `crisp.sim.fast.state.StepBatch`. Raises CrispError for a rule that is not among those above.
     """
     row_of_layer = np.full(spec.n_layers, -1, np.int64)
     row_of_layer[list(spec.moe_layers)] = np.arange(len(spec.moe_layers))
@@ -103,7 +102,7 @@ def machine_of(
     load_ns = np.zeros((len(spec.moe_layers), spec.n_blocks + 2), np.int64)
     for row, size in enumerate(spec.row_block_bytes):
         for blocks in range(1, spec.n_blocks + 1):
-            load_ns[row, blocks] = positive(cost.load(blocks * size), "a load")
+            load_ns[row, blocks] = positive(load(blocks * size), "a load")
         load_ns[row, -1] = size
     return machine(rules, load_ns, row_of_layer, start, custom)
 

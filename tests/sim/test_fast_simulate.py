@@ -20,7 +20,7 @@ from crisp.run.case import Case, Conditions
 from crisp.run.timeline import Recorder, RunTotals, StepLog, StepTimes
 from crisp.scheduler.workload import Workload, chosen_rows, plan, split
 from crisp.sim.bounds import Belady
-from crisp.sim.fast import streams, unions
+from crisp.sim.fast import streams, unions, untimed
 from crisp.sim.fast.batches import CostTable
 from crisp.sim.fast.execution import execute
 from crisp.sim.fast_simulate import fast_simulate
@@ -327,5 +327,9 @@ def test_costs_of_pieces_by_counting_and_by_sorting() -> None:
 
 def test_what_was_compiled_is_of_these_sources() -> None:
     """Numba looks at one file alone: the others are in a digest that the compiled one encloses."""
-    for made, sources in ((streams.run_batch, streams.SOURCES), (unions.union_on, unions.SOURCES)):
+    for made, sources in (
+        (streams.run_batch, streams.SOURCES),
+        (unions.union_on, unions.SOURCES),
+        (untimed.follow, untimed.SOURCES),
+    ):
         assert [cell.cell_contents for cell in made.py_func.__closure__] == [sources]

@@ -22,7 +22,7 @@ LITTLE = 0.018  # half of it
 SPARE = 0.75  # of the allowed loss is used where a policy is chosen: another text may lose more
 ASKED = ("1%", "2%", "4%")
 """Losses that are asked for."""
-_SHARES = (".8", ".7", ".6", ".5", ".45", ".4", ".35", ".3", ".25", ".2")
+_SHARES = (".8", ".7", ".6", ".55", ".5", ".45", ".4", ".35", ".3", ".25", ".2")
 _CUTS = ("tiered(.6,.9)", "tiered(.3,.9)", "tiered(.3,.6)", "tiered(0,.8)")
 _BY_BLOCK = {"unit": "block"}
 _RETAINED = _BY_BLOCK | {"cache": "saliency"}
@@ -61,7 +61,7 @@ FAMILIES = (
     Family("skipped by weight", _of("skip", (".1", ".2", ".3", ".5"))),
     Family("skipped by contribution", _of("skip-contribution", (".1", ".2", ".3", ".5"))),
     Family("resident", _of("resident", (".75", ".5", ".25", "0")), _BY_BLOCK),
-    Family("contribution", _of("contribution", _SHARES[:6]), _BY_BLOCK),
+    Family("contribution", _of("contribution", _SHARES[:7]), _BY_BLOCK),
     Family("contribution-resident", _of("contribution-resident", _SHARES), _BY_BLOCK),
     Family("one threshold", _of("saliency", _SHARES), _BY_BLOCK),
     Family("one threshold, rescaled", _of("saliency", _SHARES), _BY_BLOCK | _MEASURED),

@@ -1,4 +1,4 @@
-"""Time the host's decisions, at Mixtral's and DeepSeek-MoE's counts.
+"""Time the host's decisions, at the counts of Mixtral, DeepSeek-MoE and Qwen3-30B-A3B.
 
 Run it with `make bench`. Layers, experts, top-k and blocks are the models', the matrices tiny: 16
 neurons a block, 64 numbers each. The paper's figures (Table 3: tier lookup, priority queue
@@ -27,29 +27,37 @@ from crisp.trace import Header, RoutingTrace
 
 TOKENS, BLOCKS = 60, 8
 PAPER = {"mixtral-8x7b": (0.8, 2.3, 45.0), "deepseek-moe-16b": (1.2, 4.7, 38.0)}  # us a token
+MODELS = (*PAPER, "qwen3-30b-a3b")
+POLICIES: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("lru", "expert", {}),
+    ("lru", "expert", {"cache": "saliency", "unit": "block"}),
+    ("crisp", "expert", {}),
+    ("crisp", "block", {}),
+)
 PARTS = ("lookup", "queue", "coordination")
 
 
 def main() -> None:
     """Print a line for each model, policy and granularity."""
-    print(f"{'host, us':28}{'an event':>33}{'a token':>33}{'paper, a token':>24}")
-    print(f"{'':28}" + 2 * "".join(f"{part[:10]:>11}" for part in PARTS))
-    for model, paper in PAPER.items():
+    print(f"{'host, us':32}{'an event':>33}{'a token':>33}{'paper, a token':>24}")
+    print(f"{'':32}" + 2 * "".join(f"{part[:10]:>11}" for part in PARTS))
+    for model in MODELS:
         spec = small(ModelSpec.named(model))
         trace = routing(spec)
         with tempfile.TemporaryDirectory() as folder:
             store = pack_synthetic(spec, Path(folder) / "store")
-            for policy, granularity in (("lru", "expert"), ("crisp", "expert"), ("crisp", "block")):
+            for policy, granularity, changes in POLICIES:
+                chosen = named(policy, **changes)
                 case = Case(
-                    trace, spec, named(policy), Budget.parse("25%"), Profile.from_trace(trace),
+                    trace, spec, chosen, Budget.parse("25%"), Profile.from_trace(trace),
                     Conditions(granularity),
                 )  # fmt: skip
                 metrics = replay(case, store, DeviceOptions()).metrics
                 columns = [metrics[f"{part}_us_per_{per}"] or 0
                            for per in ("event", "token") for part in PARTS]  # fmt: skip
-                figures = "  ".join(f"{figure:6g}" for figure in paper)
+                figures = "  ".join(f"{figure:6g}" for figure in PAPER.get(model, ()))
                 print(
-                    f"{model} {policy} {granularity}".ljust(28)
+                    f"{model} {changes.get('cache', policy)} {granularity}".ljust(32)
                     + "".join(f"{column:11.1f}" for column in columns)
                     + f"  {figures}"
                 )

@@ -20,7 +20,7 @@ from crisp.files import atomic
 from crisp.policy import Budget, Policy
 from crisp.quality import Scores, score_windows
 from crisp.quality.statistics import by_window, nll_increase
-from crisp.sim.fast.untimed import compiled_replay
+from crisp.sim.fast_replay import compiled_replay
 from crisp.text_windows import TokenWindows
 
 TUNING, HELDOUT = 1536, 4096  # tokens of each kind of text

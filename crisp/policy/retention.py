@@ -13,7 +13,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import MutableSequence, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heapreplace
 
 import numpy as np
 import numpy.typing as npt
@@ -130,27 +130,29 @@ def retain(
     expected, recent [entries]: weights; sizes [entries x blocks], see `block_sizes`.
     """
     total = 0
-    for entry in range(low, high):
-        total += kept[entry]
+    for there in kept[low:high]:
+        total += there
     if total <= room:
         return
+    of_part = zip(kept[low:high], expected[low:high], recent[low:high])  # noqa: B905  (numba)
     heap = [
-        (
-            (3 * expected[entry] + 7 * recent[entry]) * sizes[entry * blocks + kept[entry] - 1],
-            entry,
-        )
-        for entry in range(low, high)
-        if kept[entry] > 0
+        ((3 * profiled + 7 * mean) * sizes[entry * blocks + there - 1], entry)
+        for entry, (there, profiled, mean) in enumerate(of_part, low)
+        if there > 0
     ]
     heapify(heap)
     while total > room:
-        _, entry = heappop(heap)
-        if kept[entry] <= held[entry]:
+        entry = heap[0][1]
+        there = kept[entry]
+        if there <= held[entry]:
             if spare == 0 or fixed[entry] != 0:
-                continue  # and with it all blocks before
+                heappop(heap)  # and with it all blocks before
+                continue
             spare -= 1
-        kept[entry] -= 1
+        kept[entry] = there - 1
         total -= 1
-        if kept[entry] > 0:
-            weight = 3 * expected[entry] + 7 * recent[entry]
-            heappush(heap, (weight * sizes[entry * blocks + kept[entry] - 1], entry))
+        if there == 1:
+            heappop(heap)
+            continue
+        weight = 3 * expected[entry] + 7 * recent[entry]
+        heapreplace(heap, (weight * sizes[entry * blocks + there - 2], entry))

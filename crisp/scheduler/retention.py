@@ -66,9 +66,9 @@ class RetainingResidency(Residency):
             kept, held, fixed, self._expected, self.recent, self._sizes, self._blocks,
             low, high, self.capacity[part], self._blocks,
         )  # fmt: skip
-        return [
-            self._let_go(entry, part) for entry in range(low, high) if kept[entry] < resident[entry]
-        ]
+        both = zip(kept[low:high], resident[low:high], strict=True)
+        goes = [entry for entry, (stays, had) in enumerate(both, low) if stays < had]
+        return [self._let_go(entry, part) for entry in goes]
 
     def kept(self, task: Task) -> int:
         """Return how many leading blocks of a task's expert stay."""

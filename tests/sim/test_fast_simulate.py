@@ -19,8 +19,9 @@ from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
 from crisp.run.timeline import Recorder, RunTotals, StepLog, StepTimes
 from crisp.scheduler.workload import Workload, chosen_rows, plan, split
+from crisp.sim import fast_replay
 from crisp.sim.bounds import Belady
-from crisp.sim.fast import streams, unions, untimed
+from crisp.sim.fast import streams, unions
 from crisp.sim.fast.batches import CostTable
 from crisp.sim.fast.execution import execute
 from crisp.sim.fast_simulate import fast_simulate
@@ -330,6 +331,6 @@ def test_what_was_compiled_is_of_these_sources() -> None:
     for made, sources in (
         (streams.run_batch, streams.SOURCES),
         (unions.union_on, unions.SOURCES),
-        (untimed.follow, untimed.SOURCES),
+        (fast_replay.follow, fast_replay.SOURCES),
     ):
         assert [cell.cell_contents for cell in made.py_func.__closure__] == [sources]

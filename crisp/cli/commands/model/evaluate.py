@@ -112,7 +112,7 @@ def evaluate(
     from crisp.quality import EvaluationTasks, geometry, to_json
     from crisp.quality import evaluate as measured
     from crisp.quality.inputs import calibration_warnings, load_model_counts, load_model_metadata
-    from crisp.sim.fast.untimed import compiled_replay
+    from crisp.sim.fast_replay import compiled_replay
     from crisp.text_windows import check_texts, check_vocabulary, read_windows
     from crisp.trace.bundled import resolve_trace
 

@@ -17,7 +17,7 @@ from crisp.policy import Budget, named
 from crisp.policy.cache import CACHES
 from crisp.profile import Profile
 from crisp.scheduler.untimed import Replay
-from crisp.sim.fast.untimed import CompiledReplay, compiled_replay
+from crisp.sim.fast_replay import CompiledReplay, compiled_replay
 from tests.sim.test_fast_simulate import GivenBlocks
 from tests.sim.toys import GivenWidths
 

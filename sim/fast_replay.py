@@ -73,7 +73,7 @@ class CompiledReplay:
         widths: BoundWidths,
     ) -> Widths:
         """Run an event for each of a layer's rows, see `RowReplay.rows`."""
-        row = self._row_of[layer]
+        row, experts = self._row_of[layer], np.ascontiguousarray(experts)
         found = np.zeros(experts.shape, np.int64)
         wanted = found
         if widths.residency:
@@ -88,8 +88,7 @@ class CompiledReplay:
             routed[0] += row * self._n
         scratch = np.zeros((2, experts.shape[1]), np.int64)
         follow(
-            self._machine, row, np.ascontiguousarray(experts), found, wanted, widths.residency,
-            first, routed, scratch,
+            self._machine, row, experts, found, wanted, widths.residency, first, routed, scratch
         )  # fmt: skip
         return found.astype(np.int16)
 

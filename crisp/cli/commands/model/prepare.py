@@ -145,7 +145,7 @@ def _with_loss_curve(
     """Measure the loss curve of a prepared model on some of its text."""
     from crisp.checkpoint.loading import load_model, to_float32
     from crisp.quality.loss_curve import TOKENS, measure_loss_curve
-    from crisp.sim.fast.untimed import compiled_replay
+    from crisp.sim.fast_replay import compiled_replay
     from crisp.text_windows import read_windows
 
     if metadata.sensitivities is None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from benchmarks.quality.setting import KINDS, Amounts, Tell
 from benchmarks.quality.study import Study
 from crisp.adapter import attach
 from crisp.files import atomic
+from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
+from crisp.policy.widths.saliency import Saliency
+from crisp.profile import Profile
 from crisp.quality import Scores, score_windows
 from crisp.quality.statistics import by_window, nll_increase
 from crisp.sim.fast_replay import compiled_replay
@@ -125,8 +129,26 @@ class Bench:
             "weights": self.study.weights,
             "tuning_tokens": self.tuning.n_fed,
             "heldout_tokens": self.heldout.n_fed,
+            "behind": behind(self.profile, self.spec),
             "full_bytes": len(self.spec.moe_layers) * self.spec.top_k * self.spec.expert_bytes,
         }
+
+
+def behind(profile: Profile, spec: ModelSpec) -> float:
+    """Return what share of the blocks that are worth loading lies behind one that is not.
+
+    Of half of all blocks, over the profile's tokens. Those are what a prefix cannot load, and a set
+    of blocks could.
+    """
+    bound = Saliency(Fraction(1, 2)).bind(spec, profile, True)
+    assert profile.router_weights is not None
+    worth = (
+        profile.router_weights.astype(np.float64)[..., None] * bound.contributions[:, :, None, :]
+    )  # [layers, experts, quantiles, blocks]
+    wanted = worth >= bound.thresholds[:, None, None, None]
+    often = profile.expert_counts[:, :, None, None]
+    leading = np.logical_and.accumulate(wanted, axis=-1)
+    return float(1 - (leading * often).sum() / (wanted * often).sum())
 
 
 def _of_kind(scores: Scores, kind: int) -> Scores:

@@ -34,10 +34,11 @@ from crisp.run.setup import load_setup
 Row = dict[str, Any]
 Tell = Callable[[str], None]
 BUDGETS = ("10%", "20%")
-FAMILIES = ("lru", "lru by block", "crisp", "contribution-resident", "saliency")
+FAMILIES = ("lru", "crisp", "contribution-resident", "saliency")
 MODES = {"paced": 500_000_000, "free": None}  # bytes a second of the link
 WRITING = {"paced": 20_000_000, "free": None}  # of the small models
-REPEATS, TOKENS, WRITTEN = 3, 30, 60
+REPEATS, TOKENS, WRITTEN = 3, 16, 60
+WRITING_BUDGETS = ("20%",)
 SIZES = {
     "tiny-mixtral": ModelSpec.from_config({
         "model_type": "mixtral", "hidden_size": 2048, "intermediate_size": 3584,
@@ -130,7 +131,7 @@ def written(
         [
             (mode, budget, family)
             for mode in WRITING
-            for budget in BUDGETS
+            for budget in WRITING_BUDGETS
             for family in FAMILIES
             if family in chosen[budget]
         ],

@@ -113,8 +113,8 @@ def _of_model(model: Row) -> str:
         f"## {facts['name']}\n\n{len(spec['moe_layers'])} layers of {spec['n_experts']} experts, "
         f"{spec['top_k']} a token, {blocks} blocks an expert; chosen on "
         f"{facts['tuning_tokens']:,} tokens, reported on {facts['heldout_tokens']:,} others. "
-        f"{_percent(facts['behind'])} of the blocks that are worth loading (half of all) lie behind "
-        "one that is not: so much a store of arbitrary blocks could load more than one of prefixes."
+        f"{_percent(facts['behind'])} of the blocks worth loading (of half of all) lie behind one "
+        "that is not: so much more a store of arbitrary blocks could load than one of prefixes."
     )
     return "\n\n".join(
         [

@@ -12,8 +12,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from benchmarks.policies.page import CONTENT, LEAST, MOST, PAGE, best, render, wins
-from benchmarks.policies.reading import Reading, over
+from benchmarks.policies.page import CONTENT, LEAST, MOST, PAGE, best, gains, kept, render, wins
+from benchmarks.policies.reading import Reading, behind, over
+from crisp.model.spec import ModelSpec
+from crisp.profile import Profile
 from crisp.quality import Scores
 
 ROOT = Path(__file__).parents[2]
@@ -50,8 +52,50 @@ def test_ours_beats_the_papers_where_the_page_says_so(content: dict[str, Any]) -
         own = [best(at["heldout"]["at crisp's loss"]) for at in model["budgets"]]
         won = [row for row in own if row is not None and wins(row)]
         assert all(row["over_crisp"]["interval"][1] < 1 for row in won)
-        told = f"{model['facts']['name']}: at {len(won)} of {len(own)} budgets"
+        told = f"At {len(won)} of {len(own)} budgets a policy of ours"
         assert told in (ROOT / PAGE).read_text(encoding="utf-8")
+
+
+def test_parts_of_the_gain_add_up(content: dict[str, Any]) -> None:
+    shares = [gains(at) for model in content["models"] for at in model["budgets"]]
+    assert any(shares)
+    for found in filter(None, shares):
+        assert sum(share for _, share in found) == pytest.approx(1)
+
+
+def test_promises_are_counted(content: dict[str, Any]) -> None:
+    """One text of three within 2 %, two of three within 4 %."""
+    heldout = {
+        kind: {"value": value} for kind, value in zip("abc", (0.01, 0.03, 0.05), strict=True)
+    }
+    promises = [{"asked": asked, "heldout": heldout} for asked in ("2%", "4%")]
+    models = [{"budgets": [{"promises": promises}]}]
+    assert kept(models) == (3, 6)
+    assert kept(models, "4%") == (2, 3)
+
+
+def test_blocks_behind_one_that_is_not_worth_it_are_counted() -> None:
+    """Of the one expert that is used; half of its eight blocks are to be worth loading."""
+    spec = ModelSpec.named("mixtral-8x7b").first_layers(1)
+    counts = np.zeros((1, 8), np.int64)
+    counts[0, 3] = 10
+    blocks = np.zeros((1, 8, 8), np.float32)
+    blocks[0, 3] = [4, 1, 4, 4, 4, 0, 0, 0]
+    profile = Profile(
+        counts,
+        np.zeros((1, 8, 8), np.int64),
+        True,
+        router_weights=np.ones((1, 8, 32), np.float16),
+        contributions=blocks,
+        sensitivities=np.ones(1, np.float32),
+    )
+    # A threshold counts a block as the least of those up to it: 4 1 1 1 1; half of the blocks are
+    # worth loading at 1, so five are, and none of them lies behind one that is not.
+    assert behind(profile, spec) == 0
+    blocks[0, 3] = [4, 4, 4, 1, 4, 0, 0, 0]  # 4 4 4 1 1: the fourth block decides again
+    assert behind(profile, spec) == 0
+    blocks[0, 3] = [4, 4, 4, 3, 1, 4, 0, 0]  # 4 4 4 3: worth it are those of 3 and 4
+    assert behind(profile, spec) == pytest.approx(1 / 5)
 
 
 def reading(nll: list[float], blocks: list[int]) -> Reading:

@@ -55,6 +55,8 @@ def check_promising(policy: Policy) -> None:
     usual = named(POLICY)
     for part in ("width", "cache", "rescale", "routing"):
         if getattr(policy, part) != getattr(usual, part):
+            if part == "cache" and policy.cache.name == usual.cache.name:
+                part = "scope"
             raise CrispError(
                 f"--loss: was measured for policy {POLICY} as it is, without another --{part}"
             )

@@ -38,6 +38,7 @@ Report = Callable[[str, int, int], None]
 """Called with ``(stage, done, total)``."""
 
 CALIBRATION, ROLES, WIDTHS, REORDERING = "calibration", "roles", "widths", "reordering"
+LOSS_CURVE = "loss curve"
 RESCALING, SENSITIVITIES, DEQUANTISING = "rescaling", "sensitivities", "dequantising"
 
 

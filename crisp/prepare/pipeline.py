@@ -6,7 +6,7 @@ Everything is made in a folder of its own beside the result, which appears when 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from crisp.prepare.importance import (
 from crisp.prepare.layerwise.saliency import SaliencyPlan
 from crisp.prepare.measurements import (
     DEQUANTISING,
+    LOSS_CURVE,
     REORDERING,
     PreparationMeasurements,
     Report,
@@ -52,12 +53,22 @@ from crisp.profile.router_weights import QUANTILES, quantiles
 from crisp.text_windows import check_texts
 from crisp.version import TOOL
 
+MeasuredCurve = Callable[[Metadata, Path], Metadata]
+"""Adds a loss curve to the metadata of the prepared model in a folder."""
 
-def prepare(source: Path, out: Path, request: PreparationRequest, report: Report) -> Metadata:
+
+def prepare(
+    source: Path,
+    out: Path,
+    request: PreparationRequest,
+    report: Report,
+    add_curve: MeasuredCurve | None = None,
+) -> Metadata:
     """Write the model in ``source``, prepared, to ``out``, which must be a new folder or empty.
 
-    Called again after a kill it resumes. report: called with (stage, done, total). Raises
-    CrispError for what cannot be prepared, before any work where that can be known.
+    Called again after a kill it resumes. report: called with (stage, done, total). add_curve:
+    called last, before the result appears. Raises CrispError for what cannot be prepared, before
+    any work where that can be known.
     """
     admitted = _admit(source, request)
     source, spec = admitted.source.folder, admitted.spec.with_(block=request.block)
@@ -66,6 +77,11 @@ def prepare(source: Path, out: Path, request: PreparationRequest, report: Report
     digest = request.digest(source)
     if was_finished(out, digest):
         return Metadata.load(out / FILE)
+    if (out / FILE).is_file():
+        raise CrispError(
+            f"--out {out}: holds a prepared model; crisp refresh measures what it lacks, such as "
+            "--loss-curve"
+        )
     check_new_folder(out)
     inputs, runs = _inputs(admitted, request)
     checkpoint = admitted.checkpoint
@@ -101,6 +117,10 @@ def prepare(source: Path, out: Path, request: PreparationRequest, report: Report
         if isinstance(checkpoint, DecodedCheckpoint):
             facts |= _quantised_facts(runs, request.dequantize)
         metadata = _metadata(spec, request, inputs, measurements, orders, weights, facts)
+        if add_curve is not None:
+            del inputs, measurements  # they hold a model, and the curve loads another
+            with work.timed(LOSS_CURVE):
+                metadata = add_curve(metadata, model)
         metadata.save(model / FILE)
         with atomic(model / "README.md") as temporary:
             temporary.write_text(_readme(metadata))

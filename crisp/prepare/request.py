@@ -31,11 +31,18 @@ class PreparationRequest:
     layerwise: bool = False  # keep one decoder layer at a time in memory
     width_losses: int | None = None  # tokens to measure the loss of each width on; None: do not
     dequantize: bool = False  # write a quantised model in bfloat16
+    # tokens, at most, that a loss curve will be measured on; None: none will. It decides nothing of
+    # the other results.
+    curve_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.layerwise and self.width_losses is not None:
             raise CrispError(
                 "--width-losses: needs the whole model in memory; it does not go with --layerwise"
+            )
+        if self.layerwise and self.curve_tokens is not None:
+            raise CrispError(
+                "--loss-curve: needs the whole model in memory; it does not go with --layerwise"
             )
         if self.layerwise and isinstance(self.method, Exact | Grouped):
             raise CrispError(
@@ -69,6 +76,13 @@ def read_inputs(folder: Path, request: PreparationRequest) -> PreparationInputs:
     window = window_length(config, request.window)
     windows = read_windows(load_tokenizer(folder), request.texts, window, limit=request.tokens)
     check_vocabulary(windows, config, folder)
+    if request.curve_tokens is not None and (
+        len(windows.tokens) < 2 or request.curve_tokens <= window
+    ):
+        raise CrispError(
+            f"--loss-curve: one window of {window} tokens says nothing about other text; more text "
+            "or a smaller --window was expected"
+        )
     tokens = request.width_losses
     sample = None if tokens is None else sample_windows(windows, tokens)
     if request.layerwise:

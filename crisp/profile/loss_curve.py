@@ -94,12 +94,16 @@ class LossCurve:
                 np.array(content["losses"], np.float64),
                 np.array(content["highs"], np.float64),
             )
-        except (KeyError, TypeError, ValueError, CrispError) as error:
+        except (ArithmeticError, KeyError, TypeError, ValueError, CrispError) as error:
             raise CrispError(f"{where}: its loss curve is damaged: {error}") from error
+        if curve.tokens < 1:
+            raise CrispError(f"{where}: its loss curve is damaged: {curve.tokens} tokens")
         shape = len(curve.budgets), len(curve.shares)
         for values in (curve.losses, curve.highs):
             if values.shape != shape or not np.isfinite(values).all():
                 raise CrispError(f"{where}: its loss curve is damaged: expected {shape} numbers")
+            if (values <= -1).any():  # perplexity below nothing
+                raise CrispError(f"{where}: its loss curve is damaged: a gain of 100 % or more")
         return curve
 
 
@@ -122,7 +126,11 @@ def parse_loss(text: str) -> Fraction:
 
 def read_budgets(text: str) -> list[Fraction]:
     """Return budgets such as ``10%,20%``, rising; CrispError for what is no share."""
-    budgets = sorted({parse_fraction(item.strip(), "--loss-curve") for item in text.split(",")})
+    expected = f"--loss-curve {text}: expected shares of all experts, such as 10%,20%"
+    try:
+        budgets = sorted({parse_fraction(item.strip(), "--loss-curve") for item in text.split(",")})
+    except CrispError as error:
+        raise CrispError(expected) from error
     if not all(0 < budget < 1 for budget in budgets):
-        raise CrispError(f"--loss-curve {text}: expected shares of all experts, such as 10%,20%")
+        raise CrispError(expected)
     return budgets

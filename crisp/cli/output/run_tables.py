@@ -98,7 +98,7 @@ def format_notes(setup: Setup, runs: Sequence[Run]) -> list[str]:
     """Return what has to be said below a table, in lines that fit."""
     phase = setup.conditions.phase
     policies = [run.settings["policy"] for run in _each_policy(runs)]
-    lines = [f"{policy['name'] + ':':<8}{describe_policy(policy)}" for policy in policies]
+    lines = [f"{policy['name'] + ':':<7} {describe_policy(policy)}" for policy in policies]
     lines += _budgets(setup, runs)
     lines += [*_MEANINGS[phase], *_COMMON_MEANINGS]
     missing: dict[str, list[str]] = {}

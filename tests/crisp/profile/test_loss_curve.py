@@ -63,6 +63,10 @@ def test_curves_come_back_from_their_text() -> None:
         {"highs": [[1.0, float("nan"), 1.0]]},
         {"losses": "none"},
         {"tokens": None},
+        {"tokens": 0},
+        {"tokens": float("inf")},
+        {"budgets": ["1/0"]},
+        {"losses": [[-1.0, 0.0, 0.0]]},
     ],
 )
 def test_damaged_curves_are_refused(change: dict[str, object]) -> None:

@@ -15,7 +15,7 @@ from crisp.cli.options.files import Name, check_outputs
 from crisp.cli.output.progress import progress_of
 from crisp.errors import CrispError
 from crisp.prepare.importance import NeuronOrder
-from crisp.prepare.measurements import Report
+from crisp.prepare.measurements import LOSS_CURVE, Report
 from crisp.prepare.request import PreparationRequest
 from crisp.prepare.roles import read_method
 from crisp.profile.loss_curve import read_budgets
@@ -75,13 +75,17 @@ def prepare(
     budgets = None if loss_curve is None else read_budgets(loss_curve)
     request = PreparationRequest(
         texts, method, NeuronOrder.read(order), window, tokens, block, layerwise, width_losses,
-        dequantize,
+        dequantize, None if budgets is None else _curve_tokens(tokens),
     )  # fmt: skip
     with _stages() as report:
-        metadata = pipeline.prepare(model, out, request, report)
-        if budgets is not None:
-            metadata = _with_loss_curve(metadata, out, texts, tokens, budgets, report)
-            metadata.save(out / FILE)
+
+        def add_curve(metadata: Metadata, folder: Path) -> Metadata:
+            assert budgets is not None
+            return _with_loss_curve(metadata, folder, texts, tokens, budgets, report)
+
+        metadata = pipeline.prepare(
+            model, out, request, report, None if budgets is None else add_curve
+        )
     typer.echo("\n".join([f"{out}: {metadata.spec.name}, prepared", *summary(metadata)]))
 
 
@@ -125,6 +129,7 @@ def refresh(
         tokens,
         before.spec.block,
         width_losses=width_losses,
+        curve_tokens=None if budgets is None else _curve_tokens(tokens),
     )
     with _stages() as report:
         metadata = pipeline.refresh(model, request, report)
@@ -132,6 +137,13 @@ def refresh(
             metadata = _with_loss_curve(metadata, model, texts, tokens, budgets, report)
     metadata.save(target)
     typer.echo("\n".join([f"{target}: of {metadata.spec.name}, refreshed", *summary(metadata)]))
+
+
+def _curve_tokens(tokens: int | None) -> int:
+    """Return how many tokens of the text a loss curve is measured on, at most."""
+    from crisp.quality.loss_curve import TOKENS
+
+    return min(TOKENS, tokens or TOKENS)
 
 
 def _with_loss_curve(
@@ -144,7 +156,7 @@ def _with_loss_curve(
 ) -> Metadata:
     """Measure the loss curve of a prepared model on some of its text."""
     from crisp.checkpoint.loading import load_model, to_float32
-    from crisp.quality.loss_curve import TOKENS, measure_loss_curve
+    from crisp.quality.loss_curve import measure_loss_curve
     from crisp.sim.fast_replay import compiled_replay
     from crisp.text_windows import read_windows
 
@@ -154,14 +166,14 @@ def _with_loss_curve(
             "not measured here"
         )
     loaded = to_float32(load_model(str(model)))
-    window, most = metadata.provenance["window"], min(TOKENS, tokens or TOKENS)
+    window = metadata.provenance["window"]
     curve = measure_loss_curve(
         loaded,
-        read_windows(loaded.tokenizer, texts, window, limit=most),
+        read_windows(loaded.tokenizer, texts, window, limit=_curve_tokens(tokens)),
         metadata.profile(),
         metadata.spec,
         budgets,
-        lambda done, total: report("loss curve", done, total),
+        lambda done, total: report(LOSS_CURVE, done, total),
         compiled_replay,
     )
     return replace(metadata, loss_curve=curve)

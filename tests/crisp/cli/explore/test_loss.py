@@ -71,6 +71,7 @@ def test_what_cannot_be_asked_is_refused(crisp: Callable, metadata: Path) -> Non
     asked = ("--metadata", metadata, "--loss", "2%")
     assert "which --policy does not name" in refused(*asked, "--policy", "lru")
     assert "without another --width" in refused(*asked, "--policy", "saliency", "--width", "full")
+    assert "without another --scope" in refused(*asked, "--policy", "saliency", "--scope", "global")
     assert "at most 20%" in refused("--metadata", metadata, "--loss", "40%", "--policy", "saliency")
     assert "crisp prepare" in refused("--loss", "2%", "--policy", "saliency")
 

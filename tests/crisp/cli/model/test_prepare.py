@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -108,3 +109,61 @@ def test_metadata_of_another_model_is_refused(crisp: Crisp, tmp_path: Path) -> N
     assert "32 layers of 8 experts, but the trace has 6 of 8" in done.err
     done = crisp(*asked, "--metadata", tmp_path / "m", "--profile", "tiny-mixtral-docs")
     assert "give one" in done.err
+
+
+CURVE = ("--text", TEXT, "--window", 128, "--tokens", 512, "--block", 16, "--loss-curve", "20%")
+
+
+@pytest.mark.seconds
+def test_a_loss_curve_is_measured_last_and_after_a_kill(
+    crisp: Crisp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "model"
+    with monkeypatch.context() as patch:
+        patch.setattr("crisp.quality.loss_curve.measure_loss_curve", killed)
+        assert crisp("prepare", MODEL, *CURVE, "--out", out).code == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["model.partial"]
+    written = (tmp_path / "model.partial" / "model" / "model.safetensors").stat().st_mtime_ns
+
+    done = crisp("prepare", MODEL, *CURVE, "--out", out)
+    assert (done.code, done.err) == (0, "")
+    assert "losses    of policy saliency at 20 % and 13 thresholds, on 508 tokens" in done.out
+    assert ", loss curve " in done.out.splitlines()[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (out / "model.safetensors").stat().st_mtime_ns == written  # not once more
+
+    metadata = Metadata.load(out / FILE)
+    curve = metadata.loss_curve
+    assert curve is not None
+    assert (curve.tokens, list(map(float, curve.budgets))) == (508, [0.2])  # 4 windows of 127
+    # The more blocks are worth loading, the less is lost.
+    losses = [curve.losses[0, curve.shares.index(Fraction(share))] for share in (".15", ".5", ".9")]
+    assert losses[0] > losses[1] > losses[2]
+
+    done = crisp("prepare", MODEL, *CURVE, "--out", out)
+    assert (done.code, done.out) == (2, "")
+    assert "crisp refresh measures what it lacks, such as --loss-curve" in done.err
+    assert Metadata.load(out / FILE).provenance == metadata.provenance
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (("--tokens", 128), "--loss-curve: one window of 128 tokens says nothing about other text"),
+        (("--layerwise",), "--loss-curve: needs the whole model in memory"),
+        (("--loss-curve", "4GB"), "--loss-curve 4GB: expected shares of all experts"),
+        (("--loss-curve", "200%"), "--loss-curve 200%: expected shares of all experts"),
+        (("--loss-curve", "10%,"), "expected"),
+    ],
+)
+def test_what_no_loss_curve_can_be_measured_on_is_said_before_the_work(
+    crisp: Crisp, tmp_path: Path, changed: tuple[object, ...], words: str
+) -> None:
+    done = crisp("prepare", MODEL, *CURVE, "--out", tmp_path / "out", *changed)
+    assert (done.code, done.out) == (2, "")
+    assert words in done.err
+    assert done.err.count("\n") == 1
+    assert not any(tmp_path.rglob("*.safetensors"))

@@ -52,11 +52,9 @@ def check_promising(policy: Policy) -> None:
     """Raise CrispError unless losses are measured of a policy, whatever its threshold."""
     if policy.name != POLICY:
         raise CrispError(f"--loss: is for policy {POLICY}, found {policy.name}")
-    usual = named(POLICY)
-    for part in ("width", "cache", "rescale", "routing"):
-        if getattr(policy, part) != getattr(usual, part):
-            if part == "cache" and policy.cache.name == usual.cache.name:
-                part = "scope"
+    usual, given = named(POLICY).to_dict(), policy.to_dict()
+    for part in ("width", "cache", "scope", "rescale", "routing"):
+        if given.get(part) != usual.get(part):
             raise CrispError(
                 f"--loss: was measured for policy {POLICY} as it is, without another --{part}"
             )

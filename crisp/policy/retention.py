@@ -42,9 +42,9 @@ def expected_weights(spec: ModelSpec, profile: Profile) -> list[int]:
     expected: list[int] = []
     for layer in spec.moe_layers:
         counts = profile.expert_counts[layer].tolist()
-        mean = [ONE * spec.top_k] * len(counts) if profile.router_weights is None else None
-        if mean is None:
-            assert profile.router_weights is not None
+        if profile.router_weights is None:
+            mean = [ONE * spec.top_k] * len(counts)
+        else:
             quantiles = units(profile.router_weights[layer])  # [experts, quantiles]
             mean = [spec.top_k**2 * sum(of) // len(of) for of in quantiles.tolist()]
         # A layer's counts are its tokens times k.

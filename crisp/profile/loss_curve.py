@@ -22,8 +22,6 @@ POLICY = "saliency"
 SPARE = Fraction(3, 4)
 """Of a loss that is asked for, what may be used up on the text of the curve: another text may lose
 more."""
-
-
 MOST = 0.2
 """Larger losses are not measured, nor can they be asked for."""
 
@@ -117,7 +115,7 @@ def _rising(texts: Sequence[str]) -> tuple[Fraction, ...]:
 
 
 def parse_loss(text: str) -> Fraction:
-    """Return a loss such as ``2%`` or ``.02``; CrispError unless it is above 0 and below 100 %."""
+    """Return a loss such as ``2%`` or ``.02``; CrispError unless above 0 and `MOST` at most."""
     loss = parse_fraction(text, f"--loss '{text}'")
     if not 0 < loss <= MOST:
         raise CrispError(f"--loss {text}: expected more than 0 and at most {MOST:.0%}, such as 2%")

@@ -30,6 +30,7 @@ class Loss:
     budget: str | None  # as it was asked for; None: nothing was cached
     loss: float  # increase of perplexity over the full model's: 0.02 is 2 %
     interval: tuple[float, float] | None
+    rescale: str = "none"
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,12 @@ def _loss(result: dict[str, Any], where: str) -> Loss:
         budget=None if budget is None else str(budget["asked"]),
         loss=loss,
         interval=interval,
+        rescale=str(policy.get("rescale", "none")),
     )
     try:
         named(
             row.policy, width=row.width, cache=row.cache, scope=row.scope, unit=row.unit,
-            prefetch="none",
+            rescale=row.rescale, prefetch="none",
         )  # fmt: skip
         if row.budget is not None:
             Budget.parse(row.budget)

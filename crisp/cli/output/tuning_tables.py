@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
 from crisp.cli.output.columns import align_columns, format_numbers
+from crisp.policy.policy import NAMED
 from crisp.profile.loss_curve import POLICY
 from crisp.run.setup import Setup
 from crisp.sim.tuning.candidates import METRICS, TunedPolicy, Tuning, cost_of
@@ -84,6 +85,9 @@ def format_command(
         f"--{part}": parts[part]
         for part in ("width", "order", "cache", "scope", "unit", "prefetch")
     }
+    rescale = parts.get("rescale", "none")
+    if rescale != NAMED[parts["name"]].rescale:
+        options["--rescale"] = rescale
     words = [
         str(word)
         for option in (*options.items(), *given.items())

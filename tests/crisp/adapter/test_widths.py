@@ -50,8 +50,11 @@ def logits(model: Any) -> Any:
         return model(input_ids=TOKENS, use_cache=False).logits
 
 
-def by_hand(model: Any, widths: Any) -> Any:
-    """Logits when ``widths(layer, pair) -> neurons`` of each expert; a plain loop over tokens."""
+def by_hand(model: Any, widths: Any, factors: Any = None) -> Any:
+    """Logits when ``widths(layer, pair) -> neurons`` of each expert; a plain loop over tokens.
+
+    factors [layers, experts, blocks + 1]: what outputs are multiplied with.
+    """
     moe = [layer.mlp for layer in model.model.layers]
     forwards = [block.experts.forward for block in moe]
 
@@ -64,6 +67,8 @@ def by_hand(model: Any, widths: Any) -> Any:
                     gate, up = experts.gate_up_proj[expert].chunk(2)
                     act = torch.nn.functional.silu(gate[:width] @ hidden[row])
                     act = act * (up[:width] @ hidden[row])
+                    if factors is not None:
+                        weight = weight * float(factors[which, expert, width // 16])
                     out[row] += weight * (experts.down_proj[expert][:, :width] @ act)
             return out
 
@@ -118,6 +123,21 @@ def test_tiers_decide_each_expert(model: Any, spec: ModelSpec, profile: Profile)
     with attach(model, named("crisp"), profile, spec=spec) as attached:
         assert close(logits(model), expected)
     assert attached.tally.skipped > 0
+
+
+def test_outputs_are_multiplied_by_the_factor_of_their_width(
+    model: Any, spec: ModelSpec, profile: Profile
+) -> None:
+    tier = tiers(profile, Fraction(3, 5), Fraction(9, 10))
+    factors = np.random.default_rng(0).uniform(0.5, 1.5, (6, 8, 21)).astype(np.float32)
+
+    def widths(layer: int, pair: list[int], _: list[float]) -> list[int]:
+        return [320, (320, 160, 0)[tier[layer, pair[0], pair[1]]]]
+
+    expected, counts = by_hand(model, widths, factors), replace(profile, rescaling=factors)
+    with attach(model, named("crisp", rescale="measured"), counts, spec=spec):
+        assert close(logits(model), expected)
+    assert not close(by_hand(model, widths), expected)
 
 
 def test_single_renormalised_is_the_first_expert_at_weight_one(model: Any, spec: ModelSpec) -> None:
@@ -203,6 +223,7 @@ def test_scope_global_wants_one_token_at_a_time(model: Any, spec: ModelSpec) -> 
     ("policy", "options", "words"),
     [
         (named("crisp"), {}, "needs counts"),
+        (named("up", rescale="measured"), {}, "rescale: asks what an expert's output"),
         (named("mo"), {"budget": Budget.parse("10%")}, "depends on time"),
         (named("lru", order="johnson"), {"budget": Budget.parse("10%")}, "asks for times"),
         (resident_policy(), {}, "give a budget"),

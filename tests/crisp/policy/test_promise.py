@@ -59,6 +59,7 @@ def test_what_cannot_be_promised_is_refused() -> None:
         ("width", "saliency(.4)"),
         ("rescale", "none"),
         ("cache", "lru"),
+        ("scope", "global"),
         ("routing", "cache-prior"),
     ):
         assert f"without another --{part}" in refusal("saliency", **{part: value})

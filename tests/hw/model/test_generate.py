@@ -233,8 +233,13 @@ def test_a_long_prompt_runs_in_chunks(folder: Path) -> None:
 def test_widths_are_those_of_the_attached_model(folder: Path, name: str) -> None:
     pair = trained(folder, name, "fp32")
     made, _ = pair.generate(named("fo"), "5%")
-    counts = Profile.from_trace(made.trace)
-    for policy in (named("up"), named("crisp"), named("lru", width="single")):
+    spec, draw = pair.model.store.spec, np.random.default_rng(0)
+    factors = draw.uniform(0.5, 1.5, (spec.n_layers, spec.n_experts, spec.n_blocks + 1))
+    counts = dataclasses.replace(
+        Profile.from_trace(made.trace), rescaling=factors.astype(np.float32)
+    )
+    rescaled = named("crisp", rescale="measured")
+    for policy in (named("up"), named("crisp"), rescaled, named("lru", width="single")):
         with attach(pair.whole, policy, counts, spec=pair.model.store.spec) as attached:
             tokens, expected = pair.written()
         written, logits = pair.generate(policy, "20%", profile=counts)

@@ -10,8 +10,16 @@ from typing import Any
 
 import pytest
 
+from crisp.cli.output.tuning_tables import format_command
 from crisp.errors import CrispError
+from crisp.policy import named
+from crisp.run.result import Run
+from crisp.run.setup import load_setup
+from crisp.sim import hardware_profile
+from crisp.sim.tuning.candidates import CACHES, TunedPolicy, find_candidates
 from crisp.sim.tuning.losses import Loss, front, read_losses, same_budget
+
+ROW = Loss("crisp", "uniform(share=0.5)", "lru", "layer", "expert", None, 0.25, (0.24, 0.26))
 
 
 def measured(width: str, ratio: float | None, budget: str | None = None) -> dict[str, Any]:
@@ -46,6 +54,39 @@ def test_what_is_read(tmp_path: Path) -> None:
         Loss("lru", "full", "lru", "layer", "expert", None, 0.0, (0.0, 0.0)),
         Loss("crisp", "uniform(share=0.5)", "lru", "layer", "expert", "10%", 0.25, (0.24, 0.26)),
     ]
+
+
+def test_what_was_measured_with_rescaling_is_tried_with_it(tmp_path: Path) -> None:
+    """The same widths with and without it are two measurements, and two policies."""
+    path, rescaled = tmp_path / "loss.json", measured("uniform(share=0.5)", 1.2)
+    rescaled["settings"]["policy"]["rescale"] = "measured"
+    path.write_text(json.dumps(losses(measured("uniform(share=0.5)", 1.25), rescaled)))
+    found = read_losses(path)
+    assert [row.rescale for row in found.rows] == ["none", "none", "measured"]
+    machine = hardware_profile("rtx4090-pcie4")
+    setup = load_setup("tiny-mixtral-docs", model="mixtral-8x7b", hardware=machine)
+    tried = find_candidates(setup, found, str(path), "10%", "bytes").tried
+    assert len(tried) == 3 * len(CACHES)
+    for candidate in tried:
+        assert candidate.planned.policy.rescale == candidate.loss.rescale
+
+
+@pytest.mark.parametrize(
+    ("name", "rescale", "words"),
+    [
+        ("crisp", "none", None),
+        ("crisp", "measured", "--rescale measured"),
+        ("saliency", "measured", None),
+        ("saliency", "none", "--rescale none"),
+    ],
+)
+def test_the_command_says_of_rescaling_what_the_name_does_not(
+    name: str, rescale: str, words: str | None
+) -> None:
+    policy = named(name, rescale=rescale, prefetch="none")
+    run = Run(settings={"policy": policy.to_dict()}, metrics={}, unavailable={}, provenance={})
+    command = format_command(TunedPolicy(ROW, run), "trace", "10%", {})
+    assert words in command if words else "--rescale" not in command
 
 
 def test_a_loss_under_a_routing_rule_is_refused(tmp_path: Path) -> None:

@@ -73,6 +73,10 @@ def prepare(
 
     texts, method = [*text, *(more or [])], read_method(roles)
     budgets = None if loss_curve is None else read_budgets(loss_curve)
+    if budgets is not None and layerwise:
+        raise CrispError(
+            "--loss-curve: needs the whole model in memory; it does not go with --layerwise"
+        )
     request = PreparationRequest(
         texts, method, NeuronOrder.read(order), window, tokens, block, layerwise, width_losses,
         dequantize, None if budgets is None else _curve_tokens(tokens),

@@ -76,6 +76,7 @@ def test_a_model_is_prepared_simulated_and_refreshed(crisp: Crisp, tmp_path: Pat
         (("--roles", "exact", "--layerwise"), "--layerwise goes with --roles local"),
         (("--width-losses", "100"), "--width-losses 100: at least a window of 128 tokens"),
         (("--width-losses", "512", "--layerwise"), "--width-losses: needs the whole model"),
+        (("--loss-curve", "10%", "--layerwise"), "--loss-curve: needs the whole model"),
         (("--roles", "grouped(share=1e-9)"), "share 1e-09: 0.001 to 1 was expected"),
         (("--roles", "grouped(passes=1e20)"), "passes 1e+20: a whole number up to"),
         (("--roles", ""), "expected a name"),

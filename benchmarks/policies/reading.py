@@ -54,7 +54,7 @@ class Reading:
         """Return the mean over kinds of perplexity / full perplexity - 1, then of each resample."""
         ratios = []
         for seed, kind in enumerate(KINDS):
-            scores, full_scores = (_of_kind(one.scores, kind) for one in (self, full))
+            scores, full_scores = (one.scores.of_text(kind) for one in (self, full))
             sums = combined(by_window(scores, nll_increase(scores, full_scores)), seed)
             ratios.append(np.expm1(sums[:, 1] / sums[:, 0]))
         return np.mean(ratios, axis=0)
@@ -63,7 +63,7 @@ class Reading:
         """Return perplexity / full perplexity - 1 of each kind of text, with its interval."""
         found = {}
         for seed, (kind, name) in enumerate(KINDS.items()):
-            scores, full_scores = (_of_kind(one.scores, kind) for one in (self, full))
+            scores, full_scores = (one.scores.of_text(kind) for one in (self, full))
             sums = combined(by_window(scores, nll_increase(scores, full_scores)), seed)
             found[name] = figure(np.expm1(sums[:, 1] / sums[:, 0]))
         return found
@@ -149,9 +149,3 @@ def behind(profile: Profile, spec: ModelSpec) -> float:
     often = profile.expert_counts[:, :, None, None]
     leading = np.logical_and.accumulate(wanted, axis=-1)
     return float(1 - (leading * often).sum() / (wanted * often).sum())
-
-
-def _of_kind(scores: Scores, kind: int) -> Scores:
-    """Return the scores of the windows of one kind of text."""
-    rows = scores.text == kind
-    return Scores(*(np.asarray(values)[rows] for values in vars(scores).values()))

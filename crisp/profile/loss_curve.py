@@ -43,7 +43,7 @@ class LossCurve:
     budgets: tuple[Fraction, ...]  # rising: shares of all routed experts
     shares: tuple[Fraction, ...]  # rising
     losses: npt.NDArray[np.float64]  # [budgets, shares]
-    highs: npt.NDArray[np.float64]  # upper ends of 95 % intervals
+    highs: npt.NDArray[np.float64]  # upper ends of 95 % intervals, of the text that loses most
 
     def promise(self, budget: Fraction, loss: Fraction) -> Promise:
         """Return the least share whose interval of the loss ends within `SPARE` of ``loss``.

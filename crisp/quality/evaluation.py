@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from crisp.adapter import AttachedPolicy, ExecutionTally, attach
 from crisp.adapter.widths import Watch
 from crisp.checkpoint.loading import LoadedModel
@@ -113,8 +111,8 @@ def evaluate(
         by_text=[
             _quality_figures(
                 name,
-                _scores_of_text(scores, i),
-                None if reference is None else _scores_of_text(reference, i),
+                scores.of_text(i),
+                None if reference is None else reference.of_text(i),
                 seed,
             )
             for i, name in enumerate(windows.names)
@@ -156,12 +154,6 @@ def _quality_figures(
         ratio=None if reference is None else perplexity_ratio(scores, reference, seed),
         retention=None if reference is None else retention(scores, reference, seed),
     )
-
-
-def _scores_of_text(scores: Scores, number: int) -> Scores:
-    """Return the scores of the tokens of text ``number``."""
-    in_text = scores.text == number
-    return Scores(*(np.asarray(values)[in_text] for values in vars(scores).values()))
 
 
 def _costs(tally: ExecutionTally, spec: ModelSpec) -> dict[str, float | None]:

@@ -17,6 +17,7 @@ from crisp.policy.widths.saliency import Saliency
 from crisp.profile import Profile
 from crisp.profile.loss_curve import MOST, POLICY, LossCurve
 from crisp.progress import Progress, no_progress
+from crisp.quality.scores import Scores
 from crisp.quality.scoring import score_windows
 from crisp.quality.statistics import perplexity_ratio
 from crisp.scheduler.untimed import NewReplay, Replay
@@ -62,9 +63,21 @@ def measure_loss_curve(
                 within = Budget(str(budget), budget, None)
                 with attach(loaded.model, policy, profile, spec=spec, budget=within, replay=replay):
                     scores = score_windows(loaded.model, windows, batch=1)
-                ratio = perplexity_ratio(scores, full)
-                assert ratio.interval is not None
-                losses[row, place], highs[row, place] = ratio.value - 1, ratio.interval[1] - 1
+                losses[row, place], highs[row, place] = loss_of(scores, full)
             done += 1
             progress(done, total)
     return LossCurve(len(full.nll), tuple(budgets), SHARES, losses, highs)
+
+
+def loss_of(scores: Scores, full: Scores) -> tuple[float, float]:
+    """Return the loss over all texts, and the upper end of the interval of the one that loses most.
+
+    Other text may be more like that one than like their mean. A text of one window has no interval.
+    """
+    ratio = perplexity_ratio(scores, full)
+    texts = [
+        perplexity_ratio(scores.of_text(number), full.of_text(number))
+        for number in np.unique(full.text).tolist()
+    ]
+    ends = [one.interval[1] for one in (ratio, *texts) if one.interval is not None]
+    return ratio.value - 1, max(ends) - 1

@@ -19,3 +19,8 @@ class Scores:
     top: npt.NDArray[np.int32]  # the token that the model finds most probable
     window: npt.NDArray[np.int32]  # number of its window
     text: npt.NDArray[np.int32]  # number of its text
+
+    def of_text(self, number: int) -> Scores:
+        """Return the scores of the tokens of text ``number``."""
+        in_text = self.text == number
+        return Scores(*(np.asarray(values)[in_text] for values in vars(self).values()))

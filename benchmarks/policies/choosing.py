@@ -15,6 +15,7 @@ from benchmarks.quality.estimates import Figure, figure
 from crisp.policy import Budget, Policy, named
 from crisp.policy.widths.saliency import Saliency
 from crisp.profile.loss_curve import LossCurve, parse_loss
+from crisp.quality.loss_curve import loss_of
 
 BUDGETS = ("10%", "20%", "30%", "50%")
 MARK = 0.036  # the loss that the paper states for Mixtral (its Figure 7)
@@ -125,17 +126,29 @@ def _at(bench: Bench, budget: str) -> dict[str, Any]:
     return {
         "budget": budget,
         "tuning": tuned,
-        "promises": _promises(bench, budget, tuned),
+        "promises": _promises(
+            bench,
+            budget,
+            {value: one for (name, value), one in readings.items() if name == SALIENCY},
+            full,
+        ),
         "heldout": {why: _reported(bench, budget, rows) for why, rows in chosen.items()},
     }
 
 
-def _promises(bench: Bench, budget: str, tuned: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what came of losses that were asked for, on text on which nothing was measured."""
+def _promises(
+    bench: Bench, budget: str, readings: dict[str, Reading], tuned_on: Reading
+) -> list[dict[str, Any]]:
+    """Return what came of losses that were asked for, on text on which nothing was measured.
+
+    readings: of `SALIENCY` on the text to choose on, by width; tuned_on: the full model's there.
+    """
     rows = sorted(
-        (Fraction(Decimal(row["value"].partition("(")[2].strip(")"))), row["loss"])
-        for row in tuned
-        if row["family"] == SALIENCY
+        (
+            Fraction(Decimal(value.partition("(")[2].strip(")"))),
+            loss_of(one.scores, tuned_on.scores),
+        )
+        for value, one in readings.items()
     )
     share = Budget.parse(budget).share
     assert share is not None
@@ -143,8 +156,8 @@ def _promises(bench: Bench, budget: str, tuned: Sequence[dict[str, Any]]) -> lis
         bench.tuning.n_scored,
         (share,),
         tuple(worth_it for worth_it, _ in rows),
-        np.array([[loss["value"] for _, loss in rows]]),
-        np.array([[loss["interval"][1] for _, loss in rows]]),
+        np.array([[loss for _, (loss, _) in rows]]),
+        np.array([[high for _, (_, high) in rows]]),
     )
     full = bench.read(named("lru"), budget, bench.heldout)
     found = []

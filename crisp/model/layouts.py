@@ -45,10 +45,7 @@ def quantisation(f: Fields) -> Fields | None:
     for place in (text_fields(f), f.section("text_config")):
         key = None if place is None else place.first(QUANTISATION)
         if place is not None and key is not None:
-            found = place.section(key)
-            if found is None:
-                raise place.wrong(key, "a table")
-            return found
+            return place.section(key)
     return None
 
 

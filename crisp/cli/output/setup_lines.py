@@ -75,7 +75,7 @@ def describe_run(case: Case, machine: str) -> str:
 
 
 def check_asked(loss: Fraction | None, policies: Iterable[Policy]) -> None:
-    """Raise CrispError for a loss that is asked of none of the policies, or of one with a width."""
+    """Raise CrispError for a loss that none of the policies, or one with other parts, can keep."""
     named = [policy for policy in policies if policy.name == POLICY]
     if loss is not None and not named:
         raise CrispError(f"--loss: is for policy {POLICY}, which --policy does not name")

@@ -84,6 +84,8 @@ class LossCurve:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], where: str) -> LossCurve:
         """Return what `to_dict` wrote; CrispError, naming ``where``, for anything else."""
+        if not isinstance(content, Mapping):
+            raise CrispError(f"{where}: its loss curve is damaged: it is no dict")
         try:
             curve = cls(
                 int(content["tokens"]),
@@ -92,7 +94,9 @@ class LossCurve:
                 np.array(content["losses"], np.float64),
                 np.array(content["highs"], np.float64),
             )
-        except (ArithmeticError, KeyError, TypeError, ValueError, CrispError) as error:
+        except KeyError as error:
+            raise CrispError(f"{where}: its loss curve is damaged: it lacks {error}") from error
+        except (ArithmeticError, TypeError, ValueError, CrispError) as error:
             raise CrispError(f"{where}: its loss curve is damaged: {error}") from error
         if curve.tokens < 1:
             raise CrispError(f"{where}: its loss curve is damaged: {curve.tokens} tokens")

@@ -29,6 +29,7 @@ from crisp.units import parse_fraction
 FILE = "crisp.safetensors"
 VERSION = 2
 POINTS = 32  # of an importance curve
+RESCALING_RANGE = 0.5, 3.0  # of factors
 ALPHA, BETA = (
     parse_fraction(".6", "alpha"),
     parse_fraction(".9", "beta"),
@@ -241,6 +242,12 @@ def _check_tensors(
                 raise CrispError(f"{path}: {name}: no loss was measured")
         elif not np.isfinite(tensor).all() or (tensor < 0).any():
             raise CrispError(f"{path}: {name}: a value that is negative or no number")
+    if "rescaling" in tensors:
+        factors, (least, most) = tensors["rescaling"], RESCALING_RANGE
+        if factors.min() < least or factors.max() > most:
+            raise CrispError(f"{path}: rescaling: a factor that is not from {least:g} to {most:g}")
+        if (factors[:, :, [0, -1]] != 1).any():
+            raise CrispError(f"{path}: rescaling: a factor other than 1 at no block or at all")
     if tensors["expert_counts"].max(initial=0) >= 1 << 40:
         raise CrispError(f"{path}: expert_counts: more tokens than anybody could have read")
     if np.tril(tensors["pair_counts"]).any():

@@ -23,11 +23,11 @@ from crisp.extras import import_extra
 from crisp.files import atomic
 from crisp.prepare.calibration import SAVE_EVERY, Floats, Ints, batch_windows, to_token_ids
 from crisp.prepare.width_losses import LEAST
+from crisp.profile.metadata import RESCALING_RANGE
 from crisp.progress import Progress, no_progress
 from crisp.text_windows import TokenWindows
 
 TOKENS = 1 << 16  # of the sample that factors are measured on, at most
-RANGE = 0.5, 3.0  # of factors
 _ENTRIES = 1 << 17  # numbers that blocks add to tokens, converted to float64 at a time
 
 Factors = NDArray[np.float16]
@@ -62,10 +62,10 @@ class BlockProducts:
         return add
 
     def factors(self) -> Factors:
-        """Return the factors of the experts, clipped to `RANGE`; 1 at no block and at all of them.
+        """Return the factors of the experts, clipped to `RESCALING_RANGE`.
 
-        All factors of an expert with fewer than 16 tokens are 1, and so is that of a width which
-        adds nothing.
+        They are 1 at no block and at all of them. All factors of an expert with fewer than 16
+        tokens are 1, and so is that of a width which adds nothing.
         """
         with_full = self.sums.sum(axis=1).cumsum(axis=1)  # [E, blocks + 1]: <full, part>
         cumulative = self.sums.cumsum(axis=1).cumsum(axis=2)
@@ -74,7 +74,7 @@ class BlockProducts:
         known[:, [0, -1]] = False
         result: Factors = (
             np.divide(with_full, own, out=np.ones_like(with_full), where=known)
-            .clip(*RANGE)
+            .clip(*RESCALING_RANGE)
             .astype(np.float16)
         )
         return result

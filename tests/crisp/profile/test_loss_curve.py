@@ -74,6 +74,13 @@ def test_damaged_curves_are_refused(change: dict[str, object]) -> None:
         LossCurve.from_dict(curve([0.1, 0.1, 0.1]).to_dict() | change, "file")
 
 
+def test_what_is_no_curve_is_refused() -> None:
+    with pytest.raises(CrispError, match=r"^file: its loss curve is damaged: it is no dict$"):
+        LossCurve.from_dict([], "file")  # type: ignore[arg-type]
+    with pytest.raises(CrispError, match=r"^file: its loss curve is damaged: it lacks 'tokens'$"):
+        LossCurve.from_dict({}, "file")
+
+
 def test_losses_and_budgets_are_read() -> None:
     assert parse_loss("2%") == parse_loss(".02") == Fraction(2, 100)
     assert read_budgets("50%, 10%,10%") == [TENTH, HALF]

@@ -44,6 +44,7 @@ def with_saliency(metadata: Metadata, seed: int = 1) -> Metadata:
     """With sensitivities of layers and factors of widths."""
     spec, draw = metadata.spec, np.random.default_rng(seed)
     rescaling = draw.uniform(0.5, 3, (spec.n_layers, spec.n_experts, spec.n_blocks + 1))
+    rescaling[:, :, [0, -1]] = 1
     sensitivities = draw.random(spec.n_layers).astype(np.float32)
     return replace(metadata, sensitivities=sensitivities, rescaling=rescaling.astype(np.float16))
 
@@ -74,6 +75,26 @@ def test_sensitivities_and_rescaling_are_kept_together(tmp_path: Path) -> None:
         replace(saved, **{one: None}).save(tmp_path / "m")
         with pytest.raises(CrispError, match=f"m: lacks {one}$"):
             Metadata.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "factor", "words"),
+    [
+        (1, 0.25, "not from 0.5 to 3"),
+        (1, 4, "not from 0.5 to 3"),
+        (0, 2, "other than 1 at no block"),
+        (-1, 2, "other than 1 at no block or at all"),
+    ],
+)
+def test_factors_that_no_preparation_measures_are_refused(
+    tmp_path: Path, blocks: int, factor: float, words: str
+) -> None:
+    saved = with_saliency(made(ModelSpec.named("mixtral-8x7b")))
+    assert saved.rescaling is not None
+    saved.rescaling[3, 2, blocks] = factor
+    saved.save(tmp_path / "m")
+    with pytest.raises(CrispError, match=f"m: rescaling: a factor .*{words}"):
+        Metadata.load(tmp_path / "m")
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:

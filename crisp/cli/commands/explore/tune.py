@@ -95,6 +95,10 @@ def tune(
         asked = parse_loss(loss)
         if max_loss is not None:
             raise CrispError(f"--max-loss {max_loss}: --loss {loss} says it already")
+    elif max_loss is None and not Path(loss).exists():
+        raise CrispError(
+            f"--loss {loss}: is no file; without --max-loss a share such as 2% will do"
+        )
     elif max_loss is None:
         raise CrispError("--max-loss: was not given; with --loss FILE it says what may be lost")
     else:

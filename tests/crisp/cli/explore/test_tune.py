@@ -204,6 +204,17 @@ def test_what_the_trace_cannot_do_is_said(
     )
 
 
+@pytest.mark.parametrize("loss", ["many", "1%,2%", "-1%"])
+def test_a_loss_that_is_neither_share_nor_file_is_said(
+    crisp: Callable[..., Any], trace: Path, loss: str
+) -> None:
+    done = crisp("tune", trace, f"--loss={loss}", "--budget", "30%")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        f"error: --loss {loss}: is no file; without --max-loss a share such as 2% will do\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

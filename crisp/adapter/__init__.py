@@ -16,7 +16,7 @@ from crisp.adapter.record import (
     rank_by_weight,
     record_routing,
 )
-from crisp.adapter.widths import AttachedPolicy, ExecutionTally, attach
+from crisp.adapter.widths import AttachedPolicy, ExecutionTally, attach, check_rescaling
 
 __all__ = [
     "AttachedPolicy",
@@ -28,6 +28,7 @@ __all__ = [
     "RecordedRouting",
     "RoutingRecorder",
     "attach",
+    "check_rescaling",
     "execute",
     "expert_layout",
     "find_activation",

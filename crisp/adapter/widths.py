@@ -73,11 +73,7 @@ class AttachedPolicy:
         self._layers = [layer.index for layer in layout.layers]
         self._widths = policy.width.bind(spec, counts, True)
         self._rescaling = rescaling(spec, counts) if policy.rescales else None
-        if policy.rescales and any(layer.scales_inputs for layer in layout.layers):
-            raise CrispError(
-                f"policy {policy.name}: rescales experts' outputs, but router weights of this "
-                "model multiply their inputs; --rescale none was expected"
-            )
+        check_rescaling(policy, layout)
         self._replay: RowReplay | None = None
         if budget is not None:  # routing rules are asked row by row, in Python
             follow: NewReplay = Replay if policy.routing.active else replay
@@ -233,6 +229,15 @@ def redistribute(weights: Any, kept: Any) -> Any:
     scaled = remaining * (before / after).nan_to_num(0, 0, 0)
     # Where nothing was skipped nothing may change, not even by rounding.
     return import_extra("torch").where(kept.all(1, keepdim=True), weights, scaled)
+
+
+def check_rescaling(policy: Policy, layout: ExpertLayout) -> None:
+    """Raise CrispError for a policy that rescales where router weights are not of outputs."""
+    if policy.rescales and any(layer.scales_inputs for layer in layout.layers):
+        raise CrispError(
+            f"policy {policy.name}: rescales experts' outputs, but router weights of this model "
+            "multiply their inputs; --rescale none was expected"
+        )
 
 
 def _check_order(replay: RowReplay, rows: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crisp.adapter import RecordedRouting, intercept_experts, look_ahead
+from crisp.adapter import RecordedRouting, check_rescaling, intercept_experts, look_ahead
 from crisp.adapter.routing import router_scores
 from crisp.errors import CrispError
 from crisp.extras import import_extra
@@ -67,6 +67,7 @@ class OffloadedExperts:
                 f"policy {case.policy.name}: prefetch {case.policy.prefetch.name} asks routers "
                 f"ahead, but those of {name} cannot be asked alone; previous or none was expected"
             )
+        check_rescaling(case.policy, self._model.layout)
         if case.spec.top_k > 1 and any(layer.scales_inputs for layer in self._layers):
             raise CrispError(
                 f"{name}: its router's weights multiply the inputs of {case.spec.top_k} experts a "

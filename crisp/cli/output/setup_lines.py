@@ -90,12 +90,14 @@ def describe_promises(
     if setup.loss is None or POLICY not in {policy.name for policy in policies}:
         return []
     policy = setup.policy(POLICY)
+    alone = "" if setup.conditions.batch == 1 else "; measured for one sequence alone"
     return [
         describe_promise(
             setup.loss,
             budget,
             within_loss(policy, setup.loss, setup.spec, budget, setup.inputs.loss_curve)[1],
         )
+        + alone
         for budget in budgets
     ]
 

@@ -147,7 +147,7 @@ def evaluate(
         _check_uncounted(chosen, cache_budget)
     promises: list[str] = []
     if asked is not None and cache_budget is not None:
-        chosen, promises = _within_loss(chosen, asked, cache_budget, prepared)
+        chosen, promises = _within_loss(chosen, asked, cache_budget, prepared, dtype)
     questions = None if tasks is None else EvaluationTasks.load(named_tasks)
 
     loaded = to_float32(load_model(model))
@@ -240,9 +240,14 @@ def _within_loss(
     loss: Fraction,
     budget: Budget,
     prepared: tuple[Path, Metadata] | None,
+    dtype: str | None,
 ) -> tuple[list[tuple[str, Policy]], list[str]]:
-    """Return the policies with the thresholds that keep the loss, and what is promised."""
+    """Return the policies with the thresholds that keep the loss, and what is promised.
+
+    dtype: of stored experts, by whose blocks a budget in bytes is counted.
+    """
     from crisp.cli.output.setup_lines import describe_promise
+    from crisp.model.quantization import STORED_BITS
     from crisp.policy.promise import no_curve, within_loss
     from crisp.profile.loss_curve import POLICY
 
@@ -255,7 +260,8 @@ def _within_loss(
         if prepared is None:
             raise no_curve(policy)
         metadata = prepared[1]
-        policy, promise = within_loss(policy, loss, metadata.spec, budget, metadata.loss_curve)
+        spec = metadata.spec if dtype is None else metadata.spec.with_(bits=STORED_BITS[dtype])
+        policy, promise = within_loss(policy, loss, spec, budget, metadata.loss_curve)
         kept.append((f"{POLICY}({float(promise.share):g})", policy))
         promises = [describe_promise(loss, budget, promise)]
     return kept, promises

@@ -66,6 +66,7 @@ def read_all(arguments: argparse.Namespace) -> dict[str, Any]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are too small for more
     from benchmarks.policies.choosing import BUDGETS, results
     from benchmarks.policies.reading import Bench
+    from benchmarks.policies.real import measure
     from benchmarks.quality.estimates import rounded
 
     models = []
@@ -76,8 +77,15 @@ def read_all(arguments: argparse.Namespace) -> dict[str, Any]:
 
         bench = Bench(ROOT / "traces" / name, arguments.data, arguments.work, tell)
         models.append(results(bench, arguments.budget or BUDGETS))
-    content: dict[str, Any] = rounded({"models": models})
+    with tempfile.TemporaryDirectory() as folder:
+        real = measure(arguments.data, Path(folder), tell_plainly)
+    content: dict[str, Any] = rounded({"models": models, "real": real})
     return content
+
+
+def tell_plainly(what: str) -> None:
+    """Say how far it has come."""
+    print(what, file=sys.stderr, flush=True)
 
 
 def measure_all(arguments: argparse.Namespace, content: dict[str, Any]) -> dict[str, Any]:
@@ -87,9 +95,6 @@ def measure_all(arguments: argparse.Namespace, content: dict[str, Any]) -> dict[
     from benchmarks.quality.estimates import rounded
     from benchmarks.quality.setting import KINDS
     from crisp.profile.metadata import FILE, Metadata
-
-    def tell(what: str) -> None:
-        print(what, file=sys.stderr, flush=True)
 
     models = []
     with tempfile.TemporaryDirectory(dir=arguments.work.parent) as folder:
@@ -103,8 +108,8 @@ def measure_all(arguments: argparse.Namespace, content: dict[str, Any]) -> dict[
             models.append(
                 {
                     "name": name,
-                    "replayed": hardware.replayed(name, profile, chosen, work, tell),
-                    "written": hardware.written(name, prepared, chosen, work, tell),
+                    "replayed": hardware.replayed(name, profile, chosen, work, tell_plainly),
+                    "written": hardware.written(name, prepared, chosen, work, tell_plainly),
                 }
             )
     measured: dict[str, Any] = rounded({"conditions": hardware.conditions(), "models": models})

@@ -41,7 +41,7 @@ def render(content: dict[str, Any]) -> str:
     caption = "The picture is of the text that numbers were chosen on, the tables are of the other."
     parts = [_HEAD, _short(models), picture, caption]
     parts += [_of_model(model) for model in models]
-    parts += [_promised(models), _failed(models)]
+    parts += [_promised(models), _failed(models), _real(content["real"])]
     if "hardware" in content:
         parts.append(hardware_section(content["hardware"]))
     return "\n\n".join(parts) + "\n"
@@ -220,6 +220,30 @@ def _against(promise: Row, kind: str) -> str:
     value = promise["heldout"][kind]["value"]
     shown = _percent(value)
     return shown if value <= parse_loss(promise["asked"]) else f"**{shown}**"
+
+
+def _real(rows: Sequence[Row]) -> str:
+    """Return the section about routing of models whose weights are not at hand."""
+    head = (
+        "## Real routing without weights\n\nWhat a block contributes and how sensitive a layer is "
+        "only the model itself can say, so nothing here says how much of a large model may be left "
+        "out, nor at what loss. What routing alone tells: with everything at full width, the "
+        "cache of saliency goes by router weight (gpt-oss-20b, whose trace was recorded), or by "
+        "frequency alone (Mixtral 8x7B, of which counts of pairs and their persistence are "
+        f"published, from which a trace is drawn). MB a token over {rows[0]['tokens']:,} tokens, "
+        "unit block; *fewest*: what no cache could be below (Belady)."
+    )
+    caches = [name for name in rows[0] if name not in ("trace", "budget", "tokens")]
+    columns: dict[str, Callable[[Any], str]] = {
+        "trace": lambda row: row["trace"],
+        "budget": lambda row: row["budget"],
+        **{
+            name: lambda row, name=name: f"{row[name] / 1e6:,.0f}"  # type: ignore[misc]
+            for name in caches
+        },
+        "saliency over lru": lambda row: _plain(row["saliency"] / row["lru"]),
+    }
+    return f"{head}\n\n{_table(columns, rows)}"
 
 
 def _failed(models: Sequence[Row]) -> str:

@@ -26,14 +26,18 @@ def test_the_page(
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     assert len(check_console(PAGE, capsys)) == 3
-    (commands,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    for command in commands.splitlines():
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 2
+    for command in "".join(blocks).splitlines():
         with pytest.raises(SystemExit) as end:
             main(shlex.split(command.removeprefix("crisp ")))
         assert not end.value.code, command
     out = capsys.readouterr().out
     assert "losses at 6 widths, on 256 tokens" in out
     assert re.search(r"^crisp +solver\(\.02\) ", out, re.M)
+    assert re.search(r"^losses +of policy saliency at 20 % and 13 thresholds", out, re.M)
+    assert re.search(r"^saliency +saliency\(0\.\d+\) ", out, re.M)
+    assert out.splitlines()[-1].startswith("crisp simulate tiny-mixtral-docs --policy saliency ")
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(program, {})
     assert re.fullmatch(r"\d+ tokens, \d\.\d+ MB each\n", capsys.readouterr().out)

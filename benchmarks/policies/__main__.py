@@ -64,7 +64,8 @@ def main() -> None:
 def read_all(arguments: argparse.Namespace) -> dict[str, Any]:
     """Read everything of the page."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are too small for more
-    from benchmarks.policies.choosing import BUDGETS, results
+    from benchmarks.policies.choosing import BUDGETS, SALIENCY, policies_at, results
+    from benchmarks.policies.prefetching import simulate
     from benchmarks.policies.reading import Bench
     from benchmarks.policies.real import measure
     from benchmarks.quality.estimates import rounded
@@ -76,7 +77,9 @@ def read_all(arguments: argparse.Namespace) -> dict[str, Any]:
             print(f"{name}: {what}", file=sys.stderr, flush=True)
 
         bench = Bench(ROOT / "traces" / name, arguments.data, arguments.work, tell)
-        models.append(results(bench, arguments.budget or BUDGETS))
+        model = results(bench, arguments.budget or BUDGETS)
+        chosen = [(at["budget"], policies_at(at)[SALIENCY]) for at in model["budgets"]]
+        models.append(model | {"prefetching": simulate(name, bench.profile, chosen)})
     with tempfile.TemporaryDirectory() as folder:
         real = measure(arguments.data, Path(folder), tell_plainly)
     content: dict[str, Any] = rounded({"models": models, "real": real})

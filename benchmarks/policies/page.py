@@ -9,15 +9,26 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.policies.choosing import ASKED, FAMILIES, LITTLE, MARK, SALIENCY, SPARE, STEPS
+from benchmarks.policies.choosing import FAMILIES, LITTLE, MARK, SALIENCY, SPARE, STEPS
 from benchmarks.policies.hardware_page import hardware_section
+from benchmarks.policies.sections import prefetching_section, promised_section, real_section
+from benchmarks.policies.words import (
+    Row,
+    kilobytes,
+    loss_of_row,
+    percent,
+    plain,
+    points,
+    table,
+    times_fewer,
+    with_interval,
+    with_times,
+)
 from crisp.files import atomic
-from crisp.profile.loss_curve import parse_loss
 
 CONTENT = Path("docs/policies.json")
 PAGE = Path("docs/policies.md")
 PICTURE = Path("docs/images/policies.png")
-Row = dict[str, Any]
 CRISP, MOST, LEAST = "at crisp's loss", f"at {MARK:.1%}", f"at {LITTLE:.1%}"
 """For what loss policies were chosen."""
 _PAPER = ("lru", "lru by block", "crisp")  # what is compared with, and what changes no widths
@@ -41,7 +52,8 @@ def render(content: dict[str, Any]) -> str:
     caption = "The picture is of the text that numbers were chosen on, the tables are of the other."
     parts = [_HEAD, _short(models), picture, caption]
     parts += [_of_model(model) for model in models]
-    parts += [_promised(models), _failed(models), _real(content["real"])]
+    parts += [promised_section(models), _failed(models), prefetching_section(models)]
+    parts.append(real_section(content["real"]))
     if "hardware" in content:
         parts.append(hardware_section(content["hardware"]))
     return "\n\n".join(parts) + "\n"
@@ -89,9 +101,9 @@ def _short(models: Sequence[Row]) -> str:
             told = "nothing of `saliency` loses so little"
             if row is not None:
                 told = (
-                    f"`saliency` loads {_times(row['over_lru'])} times fewer bytes than `lru`, "
-                    f"{_times(row['over_lru_by_block'])} than `lru` by block, at a loss of "
-                    f"{_with_interval(row['loss'], _percent)}"
+                    f"`saliency` loads {times_fewer(row['over_lru'])} times fewer bytes than "
+                    f"`lru`, {times_fewer(row['over_lru_by_block'])} than `lru` by block, at a "
+                    f"loss of {with_interval(row['loss'], percent)}"
                 )
             lines.append(f"  at a {at['budget']} budget {told}.")
         chosen = [best(at["heldout"][CRISP]) for at in model["budgets"]]
@@ -113,7 +125,7 @@ def _of_model(model: Row) -> str:
         f"## {facts['name']}\n\n{len(spec['moe_layers'])} layers of {spec['n_experts']} experts, "
         f"{spec['top_k']} a token, {blocks} blocks an expert; chosen on "
         f"{facts['tuning_tokens']:,} tokens, reported on {facts['heldout_tokens']:,} others. "
-        f"{_percent(facts['behind'])} of the blocks worth loading (of half of all) lie behind one "
+        f"{percent(facts['behind'])} of the blocks worth loading (of half of all) lie behind one "
         "that is not: so much more a store of arbitrary blocks could load than one of prefixes."
     )
     return "\n\n".join(
@@ -121,14 +133,14 @@ def _of_model(model: Row) -> str:
             head,
             *(
                 f"`saliency`, chosen for no more than {100 * most:.1f} %, beside `lru`, which "
-                f"loses nothing:\n\n{_table(_AT_MARK, [_beside_lru(at, why) for at in budgets])}"
+                f"loses nothing:\n\n{table(_AT_MARK, [_beside_lru(at, why) for at in budgets])}"
                 for most, why in ((MARK, MOST), (LITTLE, LEAST))
             ),
             "What each part of it is worth: kB a token of what was chosen for no more than "
             f"{100 * MARK:.1f} %, and in brackets the part's share of what is loaded less than by "
             f"`lru` by block (in logarithms):\n\n{_parts(budgets)}",
             "What loads least of ours, chosen for no more than `crisp`'s loss, beside `crisp`:\n\n"
-            + _table(_AT_CRISP, [(at, _crisp(at), best(at["heldout"][CRISP])) for at in budgets]),
+            + table(_AT_CRISP, [(at, _crisp(at), best(at["heldout"][CRISP])) for at in budgets]),
             f"How many times fewer bytes than `lru` each family loads, chosen for no more than "
             f"{100 * MARK:.1f} % (and the loss on the other text); –: nothing loses so little:\n\n"
             + _families(budgets),
@@ -143,107 +155,13 @@ def _parts(budgets: Sequence[Row]) -> str:
         columns[at["budget"]] = lambda name, at=at: _part_cell(  # type: ignore[misc]
             of_family(at["heldout"][MOST], name), shares[at["budget"]].get(name)
         )
-    return _table(columns, ["lru by block", *STEPS])
+    return table(columns, ["lru by block", *STEPS])
 
 
 def _part_cell(row: Row | None, share: float | None) -> str:
     if row is None:
         return "–"
-    return _kb(row) + ("" if share is None else f" ({100 * share:z.0f} %)")
-
-
-def kept(models: Sequence[Row], asked: str | None = None) -> tuple[int, int]:
-    """Return in how many cells a loss that was asked for was kept, of how many.
-
-    A cell is a kind of text in a budget. asked: this loss alone.
-    """
-    cells = [
-        figure["value"] <= parse_loss(promise["asked"])
-        for model in models
-        for at in model["budgets"]
-        for promise in at["promises"]
-        if asked in (None, promise["asked"])
-        for figure in promise["heldout"].values()
-    ]
-    return sum(cells), len(cells)
-
-
-def worst(models: Sequence[Row]) -> float:
-    """Return by how much a loss was above what was asked for, at the most; 0: nowhere."""
-    beyond = [
-        figure["value"] - float(parse_loss(promise["asked"]))
-        for model in models
-        for at in model["budgets"]
-        for promise in at["promises"]
-        for figure in promise["heldout"].values()
-    ]
-    return max(0.0, *beyond)
-
-
-def _promised(models: Sequence[Row]) -> str:
-    """Return the section about losses that were asked for."""
-    within, cells = kept(models)
-    by_loss = ", ".join("{} of {} at {}".format(*kept(models, asked), asked) for asked in ASKED)
-    head = (
-        "## A loss asked for\n\n`--loss` takes the threshold whose loss on the text to choose on "
-        "ends, by the interval of the kind that loses most, at "
-        f"{SPARE:.0%} of what is asked for. On the other text, kind by "
-        f"kind, the loss was within what was asked in {within} of {cells} cells ({by_loss}), and "
-        f"{100 * worst(models):.1f} points beyond it at the worst. In "
-        "the table the loss of each kind, those above in bold, and how many times fewer bytes than "
-        "`lru` by experts are loaded."
-    )
-    lines = [
-        [model["facts"]["name"], at["budget"], promise]
-        for model in models
-        for at in model["budgets"]
-        for promise in at["promises"]
-    ]
-    columns: dict[str, Callable[[Any], str]] = {
-        "model": lambda line: line[0],
-        "budget": lambda line: line[1],
-        "asked": lambda line: line[2]["asked"],
-        "`--width`": lambda line: f"`saliency({line[2]['share']:g})`",
-        "on the text to choose on": lambda line: (
-            f"{_percent(line[2]['loss'])}, at most {_percent(line[2]['high'])}"
-        ),
-        **{
-            kind: lambda line, kind=kind: _against(line[2], kind)  # type: ignore[misc]
-            for kind in models[0]["budgets"][0]["promises"][0]["heldout"]
-        },
-        "times fewer": lambda line: _times(line[2]["over_lru"]),
-    }
-    return f"{head}\n\n{_table(columns, lines)}"
-
-
-def _against(promise: Row, kind: str) -> str:
-    value = promise["heldout"][kind]["value"]
-    shown = _percent(value)
-    return shown if value <= parse_loss(promise["asked"]) else f"**{shown}**"
-
-
-def _real(rows: Sequence[Row]) -> str:
-    """Return the section about routing of models whose weights are not at hand."""
-    head = (
-        "## Real routing without weights\n\nWhat a block contributes and how sensitive a layer is "
-        "only the model itself can say, so nothing here says how much of a large model may be left "
-        "out, nor at what loss. What routing alone tells: with everything at full width, the "
-        "cache of saliency goes by router weight (gpt-oss-20b, whose trace was recorded), or by "
-        "frequency alone (Mixtral 8x7B, of which counts of pairs and their persistence are "
-        f"published, from which a trace is drawn). MB a token over {rows[0]['tokens']:,} tokens, "
-        "unit block; *fewest*: what no cache could be below (Belady)."
-    )
-    caches = [name for name in rows[0] if name not in ("trace", "budget", "tokens")]
-    columns: dict[str, Callable[[Any], str]] = {
-        "trace": lambda row: row["trace"],
-        "budget": lambda row: row["budget"],
-        **{
-            name: lambda row, name=name: f"{row[name] / 1e6:,.0f}"  # type: ignore[misc]
-            for name in caches
-        },
-        "saliency over lru": lambda row: _plain(row["saliency"] / row["lru"]),
-    }
-    return f"{head}\n\n{_table(columns, rows)}"
+    return kilobytes(row) + ("" if share is None else f" ({100 * share:z.0f} %)")
 
 
 def _failed(models: Sequence[Row]) -> str:
@@ -272,11 +190,11 @@ def _families(budgets: Sequence[Row]) -> str:
         columns[at["budget"]] = lambda family, at=at: _cell(  # type: ignore[misc]
             of_family(at["heldout"][MOST], family.name)
         )
-    return _table(columns, FAMILIES)
+    return table(columns, FAMILIES)
 
 
 def _cell(row: Row | None) -> str:
-    return "–" if row is None else f"{1 / row['over_lru']['value']:.2f} ({_loss(row)})"
+    return "–" if row is None else f"{1 / row['over_lru']['value']:.2f} ({loss_of_row(row)})"
 
 
 def _crisp(at: Row) -> Row:
@@ -300,63 +218,23 @@ def _own(show: Callable[[Row], str]) -> Callable[[Line], str]:
 
 _AT_CRISP: dict[str, Callable[[Line], str]] = {
     "budget": lambda line: str(line[0]["budget"]),
-    "crisp, kB a token": lambda line: _kb(line[1]),
-    "its loss": lambda line: _loss(line[1]),
+    "crisp, kB a token": lambda line: kilobytes(line[1]),
+    "its loss": lambda line: loss_of_row(line[1]),
     "ours": _own(lambda row: f"{row['family']}: `{row['value']}`"),
-    "kB a token": _own(lambda row: _kb(row)),
-    "loss": _own(lambda row: _with_interval(row["loss"], _percent)),
-    "bytes over crisp": _own(lambda row: _with_interval(row["over_crisp"], _plain)),
-    "loss above crisp, points": _own(lambda row: _with_interval(row["loss_above_crisp"], _points)),
+    "kB a token": _own(lambda row: kilobytes(row)),
+    "loss": _own(lambda row: with_interval(row["loss"], percent)),
+    "bytes over crisp": _own(lambda row: with_interval(row["over_crisp"], plain)),
+    "loss above crisp, points": _own(lambda row: with_interval(row["loss_above_crisp"], points)),
 }
 _AT_MARK: dict[str, Callable[[Line], str]] = {
     "budget": lambda line: str(line[0]["budget"]),
-    "lru, kB a token": lambda line: _kb(line[1]),
+    "lru, kB a token": lambda line: kilobytes(line[1]),
     "`--width`": _own(lambda row: f"`{row['value']}`"),
-    "kB a token": _own(lambda row: _kb(row)),
-    "loss": _own(lambda row: _with_interval(row["loss"], _percent)),
-    "times fewer than lru": _own(lambda row: _with_times(row["over_lru"])),
-    "than lru by block": _own(lambda row: _with_times(row["over_lru_by_block"])),
+    "kB a token": _own(lambda row: kilobytes(row)),
+    "loss": _own(lambda row: with_interval(row["loss"], percent)),
+    "times fewer than lru": _own(lambda row: with_times(row["over_lru"])),
+    "than lru by block": _own(lambda row: with_times(row["over_lru_by_block"])),
 }
-
-
-def _table(columns: dict[str, Callable[[Any], str]], rows: Sequence[Any]) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(show(row) for show in columns.values()) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def _kb(row: Row) -> str:
-    return f"{row['bytes'] / 1e3:,.0f}"
-
-
-def _loss(row: Row) -> str:
-    return _percent(row["loss"]["value"])
-
-
-def _with_interval(figure: Row, show: Callable[[float], str]) -> str:
-    low, high = figure["interval"]
-    return f"{show(figure['value'])} [{show(low)}, {show(high)}]"
-
-
-def _times(ratio: Row) -> str:
-    return f"{1 / ratio['value']:.2f}"
-
-
-def _with_times(ratio: Row) -> str:
-    low, high = (1 / end for end in reversed(ratio["interval"]))
-    return f"{_times(ratio)} [{low:.2f}, {high:.2f}]"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:z.1f} %"
-
-
-def _points(value: float) -> str:
-    return f"{100 * value:+z.1f}"
-
-
-def _plain(value: float) -> str:
-    return f"{value:.2f}"
 
 
 _HEAD = f"""# Which policy loads least at which loss

@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from benchmarks.policies.page import CONTENT, LEAST, MOST, PAGE, best, gains, kept, render, wins
+from benchmarks.policies.page import CONTENT, LEAST, MOST, PAGE, best, gains, render, wins
 from benchmarks.policies.reading import Reading, behind, over
+from benchmarks.policies.sections import kept
 from crisp.model.spec import ModelSpec
 from crisp.profile import Profile
 from crisp.quality import Scores

@@ -136,5 +136,5 @@ def test_a_config_that_is_no_object(tmp_path: Path) -> None:
     quantised_mixtral(tmp_path, "gptq")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": 3}))
-    with pytest.raises(CrispError, match="quantization_config: found 3, expected a table"):
+    with pytest.raises(CrispError, match="quantization_config: found 3, expected an object"):
         open_any(tmp_path)

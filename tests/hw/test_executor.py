@@ -81,7 +81,7 @@ def execute(
     asked: of which events outputs are.
     """
     scheduler, workload, everything = one.scheduler(None), one.workload(), FullTimeline()
-    recorder = Recorder([everything], one.conditions.by_block)
+    recorder = Recorder([everything])
     needed = slots_needed(one.spec, one.capacity(), scheduler.ahead is not None)
     slots, states, outputs = Slots(one.spec, needed), [], []
     with closing(FakeDevice(needed, device_seed)) as device:
@@ -133,6 +133,14 @@ def of_kind(rows: Any, kind: int) -> list[list[int]]:
     return rows[rows[:, KIND] == kind][:, [EVENT, LAYER_ID, EXPERT, FIRST, BLOCKS]].tolist()
 
 
+def computed(rows: Any) -> dict[tuple[int, int, int], list[int]]:
+    """Blocks of each task in the order in which they were, in however many pieces."""
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for event, layer, expert, first, blocks in of_kind(rows, COMPUTE):
+        found.setdefault((event, layer, expert), []).extend(range(first, first + blocks))
+    return found
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_the_same_decisions_as_in_simulation(seed: int) -> None:
     """Whatever times the streams take: loads and their order, and residency after every event."""
@@ -140,8 +148,21 @@ def test_the_same_decisions_as_in_simulation(seed: int) -> None:
     rows, states, _, _ = execute(one, seed)
     expected_rows, expected_states = simulated(one)
     assert of_kind(rows, LOAD) == of_kind(expected_rows, LOAD)
-    assert sorted(of_kind(rows, COMPUTE)) == sorted(of_kind(expected_rows, COMPUTE))
+    assert computed(rows) == computed(expected_rows)
     assert states == expected_states
+
+
+@pytest.mark.parametrize("granularity", ["expert", "block"])
+def test_a_resident_task_is_one_piece(granularity: str) -> None:
+    """All experts are there from the start: as many computations as tasks, each of all blocks."""
+    one = replace(
+        case(3), policy=named("fo", cache="static"), budget=Budget.parse("100%"),
+        conditions=Conditions(granularity=granularity),
+    )  # fmt: skip
+    for rows in (execute(one, 3)[0], simulated(one)[0]):
+        pieces = [[*piece[2:]] for piece in of_kind(rows, COMPUTE)]
+        assert len(pieces) == len(one.trace.experts) * LAYERS * K
+        assert {(first, blocks) for _, first, blocks in pieces} == {(0, SPEC.n_blocks)}
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -221,9 +242,7 @@ def test_a_prefetch_that_fails_between_two_events_is_told_by_the_next(fails: int
     told: list[BaseException] = []
 
     def run(device: FakeDevice) -> None:
-        executor = Executor(
-            one.spec, scheduler, device, Slots(one.spec, needed), Recorder([], False)
-        )
+        executor = Executor(one.spec, scheduler, device, Slots(one.spec, needed), Recorder([]))
         try:
             for event in workload.events(one.steps()):
                 tasks = workload.tasks(event, executor.residents)
@@ -254,9 +273,7 @@ def test_a_failing_copy_ends_the_run_and_nothing_hangs() -> None:
     needed = slots_needed(one.spec, one.capacity(), True)
     with closing(FakeDevice(needed)) as device:
         device.fail_at = 2
-        executor = Executor(
-            one.spec, scheduler, device, Slots(one.spec, needed), Recorder([], False)
-        )
+        executor = Executor(one.spec, scheduler, device, Slots(one.spec, needed), Recorder([]))
         with pytest.raises(OSError, match="the disk is gone"):
             for event in workload.events(one.steps()):
                 tasks = workload.tasks(event, executor.residents)

@@ -22,7 +22,7 @@ from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
 from crisp.run.driver import replay_timeline
 from crisp.run.sinks import FullTimeline
-from crisp.run.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, Recorder
+from crisp.run.timeline import COMPUTE, EVENT, LOAD, Recorder
 from crisp.scheduler.tasks import Task
 from crisp.scheduler.workload import Event, union
 from crisp.sim.hardware import hardware_profile
@@ -30,6 +30,7 @@ from crisp.sim.simulate import simulate
 from crisp.trace import Header, RoutingTrace
 from crisp.trace.fitting import fit_to_trace
 from tests.hw.fakes import FakeDevice
+from tests.hw.timelines import computed, of_kind
 
 LAYERS, EXPERTS, K = 3, 8, 2
 SPEC = ModelSpec.named("mixtral-8x7b").first_layers(LAYERS)
@@ -127,18 +128,6 @@ def simulated(one: Case) -> tuple[Any, list[list[int]]]:
         watch=lambda scheduler: states.append(list(scheduler.residency.resident)),
     )  # fmt: skip
     return everything.rows, states
-
-
-def of_kind(rows: Any, kind: int) -> list[list[int]]:
-    return rows[rows[:, KIND] == kind][:, [EVENT, LAYER_ID, EXPERT, FIRST, BLOCKS]].tolist()
-
-
-def computed(rows: Any) -> dict[tuple[int, int, int], list[int]]:
-    """Blocks of each task in the order in which they were, in however many pieces."""
-    found: dict[tuple[int, int, int], list[int]] = {}
-    for event, layer, expert, first, blocks in of_kind(rows, COMPUTE):
-        found.setdefault((event, layer, expert), []).extend(range(first, first + blocks))
-    return found
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Protocol
 
 from crisp.model.spec import ModelSpec
@@ -78,9 +79,25 @@ class AnalyticCost:
         return 0 if self.link is None else half_up(self.latency + n_bytes / self.link)
 
     def compute(self, first: int, last: int, row_neurons: int) -> int:
-        stream = (last - first) * self.spec.block_bytes / self.memory
-        flops = 2 * self.spec.matrices * self.spec.d_model * row_neurons
-        return half_up(self.launch + max(stream, flops / self.rate))
+        slope, offset, divisor = self._arithmetic
+        # the larger of two numbers, rounded, is the larger of both rounded
+        return max(self._streaming[last - first], (slope * row_neurons + offset) // divisor)
+
+    @cached_property
+    def _streaming(self) -> list[int]:
+        """The launch and the streaming of so many blocks, in ns: [n_blocks + 1]."""
+        block = self.spec.block_bytes / self.memory
+        return [half_up(self.launch + n * block) for n in range(self.spec.n_blocks + 1)]
+
+    @cached_property
+    def _arithmetic(self) -> tuple[int, int, int]:
+        """(slope, offset, divisor): launch and arithmetic of n row neurons take
+        (slope n + offset) // divisor ns, which is `half_up` of the exact time.
+        """
+        neuron = 2 * self.spec.matrices * self.spec.d_model / self.rate
+        divisor = 2 * neuron.denominator * self.launch.denominator
+        rounding = divisor * (self.launch + Fraction(1, 2))
+        return int(divisor * neuron), int(rounding), divisor
 
     def layer(self, layer: int, rows: int) -> int:
         stream = self._dense_bytes(layer) / self.memory

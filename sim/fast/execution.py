@@ -140,8 +140,9 @@ def _most(machine: Machine, batch: StepBatch) -> float:
     """ns that a batch cannot exceed: nothing overlaps, and every block is loaded by itself."""
     layers = float(batch.layer_ns.max()) * len(batch.kind_of_step) * len(batch.layer_ns)
     loads = float(batch.width.sum()) * float(machine.load_ns[:, :-1].max())
-    pieces = float(batch.width.sum()) * float(batch.piece_ns.max(initial=0))
-    return pieces + layers + loads
+    most_pieces = batch.width if machine.rules[at.BY_BLOCK] else 1
+    longest = batch.piece_ns.max(axis=1, initial=0)[batch.kind_of_task]
+    return float((longest.astype(float) * most_pieces).sum()) + layers + loads
 
 
 def _decided(machine: Machine) -> FastCounts:

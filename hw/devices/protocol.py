@@ -46,6 +46,10 @@ class Device(Protocol):
     def name(self) -> str:
         """The name by which it is asked for: ``cpu``, ``cuda`` or ``unified``."""
 
+    @property
+    def host_memory(self) -> bool:
+        """Whether the caller's tensors, and those of `upload`, are in the host's memory."""
+
     def describe(self) -> dict[str, Any]:
         """Return the device's settings on this machine, safe for JSON: part of a run's settings."""
 

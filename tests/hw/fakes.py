@@ -23,6 +23,7 @@ class FakeDevice:
     """
 
     name = "fake"
+    host_memory = True
 
     def __init__(self, slots: int, seed: int = 0, slowest: float = 2e-4) -> None:
         self.labels: list[Label | None] = [None] * slots

@@ -32,6 +32,7 @@ class CpuDevice:
     """A `crisp.hw.devices.protocol.Device` that reads a disk and computes on the processor."""
 
     name = "cpu"
+    host_memory = True
 
     def __init__(
         self,

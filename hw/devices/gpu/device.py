@@ -49,6 +49,8 @@ class DeviceRows(NamedTuple):
 class GpuDevice:
     """A `crisp.hw.devices.protocol.Device` on a GPU; `load_from` gives it a source of blocks."""
 
+    host_memory = False
+
     def __init__(self, name: str, streams: DeviceStreams, store: Store) -> None:
         """name: cuda or unified."""
         from crisp.hw.devices.gpu.kernels import add_blocks

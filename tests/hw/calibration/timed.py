@@ -29,6 +29,7 @@ class TimedDevice:
     fails: int = -1  # the operation that fails
 
     name = "cpu"
+    host_memory = True
 
     def __post_init__(self) -> None:
         self._now = self._begun = 0

@@ -25,10 +25,10 @@ class CostModel(Protocol):
         """Return the time of one request of `n_bytes` on the link."""
 
     def compute(self, first: int, last: int, row_neurons: int) -> int:
-        """Return the time of blocks [first, last) of one task.
+        """Return the time of blocks [first, last) of one task, computed at once.
 
         `row_neurons` is the sum, over the task's rows, of the neurons of these blocks that the row
-        executes. The launch is paid by block 0.
+        executes. It is one piece: launched once, whatever its blocks.
         """
 
     def layer(self, layer: int, rows: int) -> int:
@@ -55,7 +55,7 @@ class AnalyticCost:
     """The cost model from rates: times in ns, bandwidths in bytes/ns (= GB/s), `rate` in FLOP/ns.
 
     load    = latency + bytes / link
-    compute = launch (block 0) + max(bytes / memory, row_neurons * 2 * matrices * d_model / rate)
+    compute = launch + max(bytes / memory, row_neurons * 2 * matrices * d_model / rate)
     layer   = launch + max(dense bytes / memory, rows * 2 * dense parameters / rate)
 
     The maximum is the roofline: an expert's weights stream from memory while they are used.
@@ -80,7 +80,7 @@ class AnalyticCost:
     def compute(self, first: int, last: int, row_neurons: int) -> int:
         stream = (last - first) * self.spec.block_bytes / self.memory
         flops = 2 * self.spec.matrices * self.spec.d_model * row_neurons
-        return half_up((self.launch if first == 0 else 0) + max(stream, flops / self.rate))
+        return half_up(self.launch + max(stream, flops / self.rate))
 
     def layer(self, layer: int, rows: int) -> int:
         stream = self._dense_bytes(layer) / self.memory

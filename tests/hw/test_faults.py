@@ -141,7 +141,7 @@ def test_who_waits_for_an_event_hears_of_a_dead_thread(store: Store, which: int)
     needed = slots_needed(store.spec, [0, 0], False)
     with closing(CpuDevice(store, needed)) as device:
         slots = Slots(store.spec, needed)
-        executor = Executor(store.spec, scheduler, device, slots, Recorder([], False))
+        executor = Executor(store.spec, scheduler, device, slots, Recorder([]))
         killed(device, which)
         row = np.zeros(1, np.int64)
         work = ExpertBatch(

@@ -61,6 +61,9 @@ class FakeDevice:
         self.summed.append([work.expert for work in batches])
         return lambda: [(work.expert, work.sums) for work in batches]
 
+    def wait(self, condition: threading.Event, seconds: float) -> bool:
+        return condition.wait(seconds)
+
     def check(self) -> None:
         assert all(thread.is_alive() for thread in self._threads)
 

@@ -72,6 +72,9 @@ class TimedDevice:
         """Nobody waits here while something runs."""
         assert not self._pending
 
+    def wait(self, condition: threading.Event, seconds: float) -> bool:
+        return condition.wait(seconds)
+
     def check(self) -> None:
         if not self._thread.is_alive():
             raise CrispError("fake: the streams are dead")

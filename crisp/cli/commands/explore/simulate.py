@@ -40,7 +40,7 @@ def simulate(
     loss: flags.Loss = None,
     phase: flags.Phase = "decode",
     batch: flags.Batch = 1,
-    chunk: flags.Chunk = 512,
+    chunk: flags.Chunk = "512",
     block: Annotated[
         int | None,
         typer.Option(help="Neurons of a block.  [default: the metadata's, else an eighth of d_ff]"),
@@ -70,7 +70,7 @@ def simulate(
     from crisp.errors import unknown_name
     from crisp.policy import Budget
     from crisp.profile.loss_curve import parse_loss
-    from crisp.run.case import Conditions
+    from crisp.run.case import Conditions, parse_chunk
     from crisp.run.setup import load_setup
     from crisp.sim.experiment import ENGINES, plan_run, run_all, run_case
     from crisp.sim.hardware import hardware_profile
@@ -98,7 +98,7 @@ def simulate(
         trace,
         model=model,
         hardware=hardware_profile(hardware),
-        conditions=Conditions(granularity, phase, batch, chunk, seed, limit),
+        conditions=Conditions(granularity, phase, batch, parse_chunk(chunk), seed, limit),
         profile=profile,
         metadata=metadata,
         bits=bits,

@@ -44,7 +44,7 @@ def replay(
     loss: flags.Loss = None,
     phase: flags.Phase = "decode",
     batch: flags.Batch = 1,
-    chunk: flags.Chunk = 512,
+    chunk: flags.Chunk = "512",
     top_k: flags.TopK = None,
     layers: flags.Layers = None,
     seed: flags.Seed = 0,
@@ -75,7 +75,7 @@ def replay(
     from crisp.hw.telemetry.metering import power_model
     from crisp.policy import Budget
     from crisp.profile.loss_curve import parse_loss
-    from crisp.run.case import Case, Conditions
+    from crisp.run.case import Case, Conditions, parse_chunk
     from crisp.run.repeats import StoppingRule, repeat_run
     from crisp.run.result import Run
     from crisp.run.setup import load_setup
@@ -107,7 +107,7 @@ def replay(
         model=str(store),
         hardware=None if hardware is None else hardware_profile(hardware),
         machine=f"{options}, experts from {store}",
-        conditions=Conditions(granularity, phase, batch, chunk, seed, limit),
+        conditions=Conditions(granularity, phase, batch, parse_chunk(chunk), seed, limit),
         profile=profile,
         metadata=metadata,
         block=opened.spec.block,

@@ -298,6 +298,8 @@ expert_compute_ms = {{ value = 1, source = "a test" }}
         ("--phase decod", "unknown phase 'decod'; did you mean 'decode'?"),
         ("--limit 0", "limit 0: must be at least 1"),
         ("--batch 0", "batch 0: must be at least 1"),
+        ("--chunk 0", "--chunk 0: expected a number of rows, at least 1, or whole"),
+        ("--chunk all", "--chunk all: expected a number of rows, at least 1, or whole"),
         ("--seed -1", "seed -1: must not be negative"),
         ("--top-k 0", "model toy: top_k is 0, expected at least 1"),
         ("--top-k 9", "model toy: top_k is 9, expected at most 8 experts"),

@@ -139,6 +139,13 @@ HostLimit = Annotated[
 LoadsFrom = Annotated[
     str | None, _choice("unified: memory, mapped or disk.  [default: the fastest, measured]")
 ]
+Read = Annotated[
+    str,
+    _choice(
+        "cpu: direct: past the system's page cache; buffered: through it, so that spare memory "
+        "caches what was read; uncached: through it, but nothing stays there."
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check everything but the device, and run nothing.")
 ]

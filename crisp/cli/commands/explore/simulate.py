@@ -26,6 +26,13 @@ def simulate(
     hardware: Annotated[
         str, typer.Option(help="A machine's profile: a name or a .toml file.")
     ] = "rtx4090-pcie4",
+    page_cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES",
+            help="Read a disk through a page cache of so much, such as 2GB.  [default: past it]",
+        ),
+    ] = None,
     profile: flags.ProfileTrace = None,
     metadata: flags.MetadataFile = None,
     width: flags.Width = None,
@@ -75,6 +82,7 @@ def simulate(
     from crisp.sim.experiment import ENGINES, plan_run, run_all, run_case
     from crisp.sim.hardware import hardware_profile
     from crisp.trace.bundled import resolve_trace
+    from crisp.units import format_bytes, parse_bytes
 
     policies, budgets = split_list(policy, "--policy"), split_list(budget, "--budget")
     parts = (("width", width), ("order", order), ("cache", cache), ("prefetch", prefetch))
@@ -94,10 +102,13 @@ def simulate(
     outputs.check(len(policies) * len(budgets), inputs, timeline=engine == "simpy")
     shares = [Budget.parse(text) for text in budgets]
     asked = None if loss is None else parse_loss(loss)
+    pages = None if page_cache is None else parse_bytes(page_cache, "--page-cache")
+    machine = hardware_profile(hardware).with_page_cache(pages)
     setup = load_setup(
         trace,
         model=model,
-        hardware=hardware_profile(hardware),
+        hardware=machine,
+        machine=None if pages is None else f"{machine.name}, page cache of {format_bytes(pages)}",
         conditions=Conditions(granularity, phase, batch, parse_chunk(chunk), seed, limit),
         profile=profile,
         metadata=metadata,

@@ -24,6 +24,7 @@ def replay(
     verify: flags.Verify = False,
     host_limit: flags.HostLimit = None,
     loads_from: flags.LoadsFrom = None,
+    read: flags.Read = "direct",
     hardware: Annotated[
         str | None, typer.Option(help="A machine's profile, for order johnson and modelled energy.")
     ] = None,
@@ -99,7 +100,7 @@ def replay(
     rule = StoppingRule.parse(energy_within, energy_repeats)
     options = device_options(
         device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
-        loads_from=loads_from, progress=ReadingProgress(),
+        loads_from=loads_from, read=read, progress=ReadingProgress(),
     )  # fmt: skip
     opened = open_store(store)
     setup = load_setup(

@@ -13,6 +13,7 @@ from typing import Any
 import simpy
 
 from crisp.hardware.measured import MeasuredCost
+from crisp.hardware.page_cache import PageCacheCost
 from crisp.hardware.profile import CostModel
 
 _ROUNDING = 1e-6  # ns: what floating point may add to a whole number of ns
@@ -41,6 +42,8 @@ def sharing(cost: CostModel, streams: Sequence[int]) -> SlowdownRule | None:
 
     streams: the numbers of link and compute.
     """
+    if isinstance(cost, PageCacheCost):
+        cost = cost.disk
     if isinstance(cost, MeasuredCost):
         slow = [float(cost.tables.slow_load), float(cost.tables.slow_compute)]
         return constant(dict(zip(streams, slow, strict=True))) if max(slow) > 1 else None

@@ -39,6 +39,8 @@ def fast_simulate(
     cost = cost_model(machine, case.spec)
     if machine.kind == "unified":
         raise refused(f"unified memory, which {machine.name} has")
+    if machine.page_cache is not None:
+        raise refused("a page cache")
     if sharing(cost, (0, 1)) is not None:
         raise refused(f"streams that slow each other down, as on {machine.name}")
     if case.policy.routing.active:

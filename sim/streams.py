@@ -15,6 +15,7 @@ import simpy
 from simpy.events import Event as SimEvent
 
 from crisp.hardware.cost import costs_by_row
+from crisp.hardware.page_cache import PageCacheCost
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.run.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
@@ -61,6 +62,11 @@ class SimulatedStreams:
             ]
             for size in spec.row_block_bytes
         ]
+        self._pages = pages = cost if isinstance(cost, PageCacheCost) else None
+        self._least_loads = [  # [MoE layers][blocks] ns
+            [ns if pages is None else pages.least(row, n) for n, (ns, _) in enumerate(costs)]
+            for row, costs in enumerate(self._load_costs)
+        ]
         self._compute_costs = dict(zip(spec.moe_layers, costs_by_row(cost, spec), strict=True))
         self._upto = [spec.neurons(0, blocks) for blocks in range(spec.n_blocks + 1)]
         # by layer; where its costs are another's, so is the table
@@ -76,6 +82,7 @@ class SimulatedStreams:
         self._link_process = self._link_event
         self._asleep = False  # the link has nothing to do
         self._load: Load | None = None  # what it loads
+        self._load_ns = 0  # what that takes alone
         self._link_since: int | None = None  # when that began
         self._number = -1  # of the step
         rule = sharing(cost, (_LINK, _COMPUTE))
@@ -103,9 +110,8 @@ class SimulatedStreams:
                 scheduler.loaded(load)
                 kind, layer = PREFETCH if load.prefetch else LOAD, self._layers[load.row]
                 event = -1 if load.prefetch else scheduler.event
-                ns, _ = self._load_costs[load.row][load.blocks]
                 add((self._number, event, layer, kind, load.expert, load.first, load.blocks,
-                     start, now, ns, scheduler.residency.landed))  # fmt: skip
+                     start, now, self._load_ns, scheduler.residency.landed))  # fmt: skip
                 if until[_COMPUTE] == now:
                     self._link_event = Instant(env, _CHOICES)
                     yield self._link_event
@@ -123,6 +129,9 @@ class SimulatedStreams:
             return
         self._load, self._link_since, self._asleep = load, now, False
         ns, traffic = self._load_costs[load.row][load.blocks]
+        if self._pages is not None:
+            ns = self._pages.request(load.row, load.expert, load.first, load.blocks)
+        self._load_ns = ns
         arrived = self._link_event
         if self._shared is None:
             self._until[_LINK] = now + ns
@@ -207,15 +216,15 @@ class SimulatedStreams:
         """Note what an event has to do: a job is a task, or at granularity block a block."""
         event, add_jobs = self._scheduler.event, self._recorder.add_jobs
         for task in tasks:
-            load_costs = self._load_costs[task.entry // self._experts]
+            load_ns = self._least_loads[task.entry // self._experts]
             if self._scheduler.by_block:
-                one, issued = load_costs[1][0], task.issued
+                one, issued = load_ns[1], task.issued
                 for block, ns in enumerate(self._least_times(layer, task)):
                     add_jobs((event, one if block >= issued else 0, ns))
             else:
                 missing = max(0, task.width - task.issued)
-                load_ns = load_costs[missing][0] if missing else 0
-                add_jobs((event, load_ns, self._piece_cost(layer, task, 0, task.width)[0]))
+                loads = load_ns[missing] if missing else 0
+                add_jobs((event, loads, self._piece_cost(layer, task, 0, task.width)[0]))
 
     def _residents(self, layer: int) -> Sequence[int]:
         start = self._layers.index(layer) * self._experts

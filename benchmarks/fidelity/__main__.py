@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=4, help="of a run")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=30, help="of each calibration")
+    parser.add_argument("--modes", default=",".join(MODES), help="of reading: some of them")
     parser.add_argument("--stores", type=Path, help="a folder to keep the stores in")
     parser.add_argument("--raw-only", action="store_true", help="renew what stands beside reads")
     parser.add_argument("--out", type=Path, default=Path("docs/fidelity.md"))
@@ -36,10 +37,12 @@ def main() -> int:
                 content = json.loads(record.read_text("utf-8"))
                 content["beside_raw"] = beside_all(place, options.tokens, GEOMETRIES)
             else:
+                modes = {name: MODES[name] for name in options.modes.split(",")}
                 content = measure_all(
-                    place, options.tokens, options.repeats, options.seconds, MODES, GEOMETRIES
+                    place, options.tokens, options.repeats, options.seconds, modes, GEOMETRIES
                 )
-            content["beside_raw"] += beside_all(place, options.tokens, [WHOLE])
+            if options.raw_only or "free" in options.modes:
+                content["beside_raw"] += beside_all(place, options.tokens, [WHOLE])
     except CrispError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

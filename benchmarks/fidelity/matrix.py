@@ -7,7 +7,7 @@ import os
 import platform
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -29,6 +29,7 @@ from crisp.model.spec import ModelSpec
 from crisp.run.case import Case
 from crisp.run.setup import load_setup
 from crisp.run.timeline import COMPUTE, END, EVENT, KIND, Rows
+from crisp.scheduler.workload import WHOLE as WHOLE_PROMPT
 from crisp.sim.simulate import simulate
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import bundled_traces
@@ -39,7 +40,7 @@ METRICS = ("hits", "partial_hits", "blocks_loaded", "bytes_loaded", "tokens", "l
            "compute_busy", "layer_ms_per_token", "total_ns")  # fmt: skip
 GRANULARITIES = {"fo": ("block",), "lru": ("block", "expert"), "mo": ("block",),
                  "crisp": ("block", "expert")}  # fmt: skip
-MODES = {"paced": 300_000_000, "free": None}  # bytes a second of the link
+PROMPTS = 1024  # rows that are run: of one prompt, or of two with others' rows between them
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,7 @@ class Geometry:
     trace: str
     spec: ModelSpec
     beside: int = 21  # runs of a cell beside plain reads
+    prompts: str | None = None  # a trace of long prompts
 
 
 GEOMETRIES = (
@@ -71,6 +73,7 @@ GEOMETRIES = (
             "num_attention_heads": 16, "num_key_value_heads": 16, "n_routed_experts": 32,
             "n_shared_experts": 0, "num_experts_per_tok": 4, "dtype": "bfloat16",
         }, "32 experts"),
+        prompts="tiny-deepseek-prompt-1920",
     ),
 )  # fmt: skip
 """Geometries that are small enough for all cells."""
@@ -91,17 +94,22 @@ class Cell:
     policy: str
     budget: str
     granularity: str
+    chunk: int | str | None = None  # of a prompt; None: tokens are decoded
 
     def case(self, store: Store, tokens: int) -> Case:
         """Return the case that is run."""
-        traced = RoutingTrace.load(bundled_traces()[self.geometry.trace]).layers
+        name, more = self.geometry.trace, {"limit": tokens}
+        if self.chunk is not None and self.geometry.prompts is not None:
+            name = self.geometry.prompts
+            more = {"limit": PROMPTS, "phase": "prefill", "chunk": self.chunk}
+        traced = RoutingTrace.load(bundled_traces()[name]).layers
         layers = min(traced, store.spec.n_layers)
-        setup = load_setup(self.geometry.trace, model=store.spec, layers=layers)
-        return setup.case(self.policy, self.budget, granularity=self.granularity, limit=tokens)
+        setup = load_setup(name, model=store.spec, layers=layers)
+        return setup.case(self.policy, self.budget, granularity=self.granularity, **more)
 
 
 def cells(geometry: Geometry) -> list[Cell]:
-    """Return the cells of one geometry."""
+    """Return the cells of one geometry that decode."""
     return [
         Cell(geometry, policy, budget, granularity)
         for policy in POLICIES
@@ -110,31 +118,66 @@ def cells(geometry: Geometry) -> list[Cell]:
     ]
 
 
+def _prompt_cells(geometry: Geometry) -> list[Cell]:
+    return [
+        Cell(geometry, policy, "10%", "block", chunk)
+        for policy in ("lru", "crisp")
+        for chunk in (512, WHOLE_PROMPT)
+        if geometry.prompts is not None
+    ]
+
+
+def _cached_cells(geometry: Geometry) -> list[Cell]:
+    """Return the cells that read through the page cache: experts are read again and again."""
+    return [Cell(geometry, policy, "10%", "block") for policy in ("lru", "crisp")]
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """How the disk is read, and which cells run so."""
+
+    options: DeviceOptions
+    cells: Callable[[Geometry], list[Cell]]
+    page_cache: int | None = None  # bytes; simulated from empty, and emptied before each run
+
+
+MODES = {
+    "paced": Mode(DeviceOptions(link_limit=300_000_000), cells),
+    "free": Mode(DeviceOptions(), cells),
+    "buffered": Mode(DeviceOptions(read="buffered"), _cached_cells, 1 << 40),
+    "prompts": Mode(DeviceOptions(), _prompt_cells),
+}
+
+
 def measure_all(
     folder: Path,
     tokens: int,
     repeats: int,
     seconds: float,
-    modes: dict[str, int | None],
+    modes: dict[str, Mode],
     geometries: Sequence[Geometry],
 ) -> dict[str, Any]:
     """Calibrate, simulate and measure all cells; return the content of docs/fidelity.json."""
     runs, simulated, beside = [], [], []
     for number, geometry in enumerate(geometries):
         store = _packed(geometry, folder / f"store-{number}")
-        for mode, limit in modes.items():
-            options = DeviceOptions(link_limit=limit)
+        for mode, how in modes.items():
+            if not how.cells(geometry):
+                continue
+            options = how.options
             _say(f"{geometry.name}, {mode}: calibrating")
             toml = folder / f"{mode}-{number}.toml"
             toml.write_text(calibrate_device(store, options, seconds).toml(), encoding="utf-8")
-            profile = HardwareProfile.load(toml)
+            profile = HardwareProfile.load(toml).with_page_cache(how.page_cache)
             expected = {}
-            for cell in cells(geometry):
+            for cell in how.cells(geometry):
                 expected[cell] = _simulate(cell.case(store, tokens), profile)
                 simulated.append(_describe_cell(cell, mode) | expected[cell].facts)
             draw = random.Random(0)
             for repeat in range(repeats):
                 for cell in draw.sample(list(expected), len(expected)):
+                    if how.page_cache is not None:
+                        _empty_page_cache(store)
                     runs.append(
                         _describe_cell(cell, mode)
                         | {"repeat": repeat}
@@ -145,7 +188,8 @@ def measure_all(
                         f"{runs[-1]['ms_per_token']:.1f} ms, simulated "
                         f"{expected[cell].facts['ms_per_token']:.1f}"
                     )
-        beside += _beside(geometry, store, tokens)
+        if "free" in modes:
+            beside += _beside(geometry, store, tokens)
     return {
         "conditions": {
             "date": datetime.date.today().isoformat(),
@@ -155,7 +199,7 @@ def measure_all(
             "tokens": tokens,
             "repeats": repeats,
             "calibration_s": seconds,
-            "paced_bytes_per_s": modes.get("paced"),
+            "paced_bytes_per_s": modes["paced"].options.link_limit if "paced" in modes else None,
         },
         "simulated": simulated,
         "runs": runs,
@@ -242,7 +286,17 @@ def _facts(metrics: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _empty_page_cache(store: Store) -> None:
+    """Let the system's page cache hold nothing of a store."""
+    for path in store.files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def _describe_cell(cell: Cell, mode: str) -> dict[str, Any]:
+    if cell.chunk is not None:
+        mode = f"{mode} {cell.chunk}"
     return {
         "mode": mode,
         "geometry": cell.geometry.name,

@@ -13,6 +13,9 @@ DOMINATED = 20  # loading dominates a run if it takes so many times all that doe
 TITLES = {
     "paced": "(a) Link paced to {pace:.0f} MB/s",
     "free": "(b) Disk as fast as it goes",
+    "buffered": "(c) Through the page cache, which is empty when a run begins",
+    "prompts 512": "(d) Prompts in chunks of 512 rows",
+    "prompts whole": "(e) Prompts as a whole",
 }
 
 
@@ -178,7 +181,7 @@ def _against_raw(runs: list[Record]) -> str:
         "all runs. What a run loads the one before has loaded too, and a disk may have a cache.\n"
         "Loads alone: without the time in which the link waits. They begin when somebody decides\n"
         "on them and end when that is seen, which plain reads have no need of; but a task's next\n"
-        "block is asked for while one is read, which plain reads are not. Mixtral 8x7B's: only\n"
+        "blocks are asked for while one is read, which plain reads are not. Mixtral 8x7B's: only\n"
         "one layer of experts of its size.\n" + told + "\n\n" + _markdown(columns, rows)
     )
 

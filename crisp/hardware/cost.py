@@ -167,6 +167,7 @@ class TableCost(SeparateMemory):
 
 def costs_by_row(cost: CostModel, spec: ModelSpec) -> list[CostModel]:
     """Return the costs of computing in each MoE layer, whose experts may differ in bytes."""
+    cost = getattr(cost, "disk", cost)  # a page cache changes nothing about computing
     if spec.layer_bits is None or not isinstance(cost, AnalyticCost):
         return [cost] * len(spec.moe_layers)
     return [replace(cost, spec=spec.at_layer(layer)) for layer in spec.moe_layers]

@@ -92,6 +92,7 @@ class MeasuredTables:
     slow_load: Fraction
     slow_compute: Fraction
     spreads: tuple[tuple[str, float], ...] = ()
+    page_cache: TimeCurve | None = None  # of a load that the system's page cache holds
 
 
 @dataclass(frozen=True)

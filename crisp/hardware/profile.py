@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any
 from crisp.errors import CrispError, reason_of, unknown_name
 from crisp.files import check_readable
 from crisp.hardware.cost import AnalyticCost, CostModel, TableCost
-from crisp.hardware.measured import MeasuredTables, measured_cost
+from crisp.hardware.measured import MeasuredTables, TimeCurve, measured_cost
+from crisp.hardware.page_cache import PageCacheCost
 from crisp.hardware.tables import SECTIONS, read_tables, tables_dict
 from crisp.model.spec import ModelSpec
 
@@ -29,7 +30,10 @@ LINK = ("link.bandwidth_gb_s", "link.latency_us")
 COMPUTE = ("compute.rate_tflops", "compute.launch_us", "memory.bandwidth_gb_s")
 TABLE = ("table.expert_load_ms", "table.expert_compute_ms", "table.layer_ms")
 POWER = ("power.idle_w", "power.link_w", "power.compute_w", "power.both_w")
-MAY_BE_ZERO = ("link.latency_us", "compute.launch_us", "table.layer_ms", *POWER)
+PAGE_CACHE = ("page_cache.bandwidth_gb_s", "page_cache.latency_us")  # may be left out
+MAY_BE_ZERO = (
+    "link.latency_us", "compute.launch_us", "table.layer_ms", "page_cache.latency_us", *POWER
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class HardwareProfile:
     power: Power | None
     no_power: str | None  # why there is no power; energy is then null for this reason
     tables: MeasuredTables | None = None  # of a measured one
+    page_cache: int | None = None  # bytes of the system's page cache; None: reads pass it by
 
     @classmethod
     def load(cls, path: str | Path) -> HardwareProfile:
@@ -87,6 +92,8 @@ class HardwareProfile:
         }
         words = {word: getattr(self, word) for word in ("name", *WORDS)}
         printed = words | {"numbers": values}
+        if self.page_cache is not None:
+            printed["page_cache"] = self.page_cache
         if self.tables is not None:
             printed["tables"] = {
                 name: section | {"source": self.sources[name]}
@@ -94,12 +101,44 @@ class HardwareProfile:
             }
         return printed
 
+    def with_page_cache(self, n_bytes: int | None) -> HardwareProfile:
+        """Return the machine with its disk read through so many bytes of page cache; None: past it.
+
+        Raises CrispError for a machine whose reads from the page cache have no rate.
+        """
+        if n_bytes is not None and self._cached_reads() is None:
+            raise CrispError(
+                f"--page-cache: hardware profile {self.name} has no section page_cache, the rate "
+                "of reads from there; crisp calibrate --read buffered measures it"
+            )
+        return replace(self, page_cache=n_bytes)
+
+    def _cached_reads(self) -> tuple[TimeCurve, Fraction] | None:
+        """Return (ns of a request by its bytes, ns of a byte) of reads from the page cache."""
+        curve = None if self.tables is None else self.tables.page_cache
+        if curve is not None:
+            return curve, curve.ns[-1] / curve.at[-1]
+        if PAGE_CACHE[0] not in self.numbers:
+            return None
+        byte_ns = 1 / self.numbers[PAGE_CACHE[0]]  # 1 GB/s is 1 byte/ns
+        latency = 1000 * self.numbers[PAGE_CACHE[1]]
+        return TimeCurve((1, 2), (latency + byte_ns, latency + 2 * byte_ns)), byte_ns
+
 
 def cost_model(profile: HardwareProfile, spec: ModelSpec) -> CostModel:
-    """Return the cost model of `spec` on `profile`.
+    """Return the cost model of `spec` on `profile`; with a page cache, for a single run.
 
     Raises CrispError if the profile was measured with blocks of another kind.
     """
+    cached = profile._cached_reads()
+    if profile.page_cache is None or cached is None:
+        return _plain_cost(profile, spec)
+    disk = _plain_cost(profile, spec)
+    return PageCacheCost(disk, *cached, spec.row_block_bytes, profile.page_cache)
+
+
+def _plain_cost(profile: HardwareProfile, spec: ModelSpec) -> CostModel:
+    """Return the costs without a page cache."""
     number = profile.numbers
     if profile.tables is not None:
         return measured_cost(profile.tables, spec, profile.name)
@@ -147,6 +186,10 @@ def _check_content(content: dict[str, Any], path: Path) -> HardwareProfile:
         expected = ()
     elif origin == "mapped":
         expected = COMPUTE
+    if "page_cache" in content and kind != "disk":
+        raise CrispError(f"{path}: page_cache: only kind disk has one, found {kind}")
+    if "page_cache" in content and model != "measured":
+        expected += PAGE_CACHE
     no_power = words.get("no_power")
     if "power" in content:
         expected += POWER

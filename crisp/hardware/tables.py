@@ -20,7 +20,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "compute": ("blocks", "rows", "ns", "spread"),
     "layer": ("rows", "ns", "spread"),
     "busy": ("load", "compute", "spread"),
+    "page_cache": ("bytes", "ns", "spread"),
 }
+OPTIONAL = ("page_cache",)
 _COUNTS = ("d_model", "block", "matrices", "block_bytes")
 
 
@@ -30,9 +32,13 @@ def read_tables(content: Mapping[str, Any], path: Path) -> tuple[MeasuredTables,
     Raises CrispError, one line with file and key, for anything missing, unknown, out of range or
     without a source.
     """
-    parts = {name: _Section(content, name, path) for name in SECTIONS}
+    parts = {
+        name: _Section(content, name, path)
+        for name in SECTIONS
+        if name in content or name not in OPTIONAL
+    }
     geometry, load, compute = parts["geometry"], parts["load"], parts["compute"]
-    layer, busy = parts["layer"], parts["busy"]
+    layer, busy, pages = parts["layer"], parts["busy"], parts.get("page_cache")
     spreads = {name: part.number("spread", 0) for name, part in parts.items() if part.has("spread")}
     tables = MeasuredTables(
         geometry=BlockGeometry(
@@ -41,7 +47,7 @@ def read_tables(content: Mapping[str, Any], path: Path) -> tuple[MeasuredTables,
             dtype=geometry.word("dtype"),
             activation=geometry.word("activation"),
         ),
-        load=TimeCurve(load.rising("bytes"), load.times("ns", load.rising("bytes"))),
+        load=_loads(load),
         compute=TimeGrid(
             compute.rising("blocks", 1), compute.rising("rows", 1), compute.grid("blocks", "rows")
         ),
@@ -51,6 +57,7 @@ def read_tables(content: Mapping[str, Any], path: Path) -> tuple[MeasuredTables,
         slow_load=busy.number("load", 1),
         slow_compute=busy.number("compute", 1),
         spreads=tuple((name, float(spread)) for name, spread in spreads.items()),
+        page_cache=None if pages is None else _loads(pages),
     )
     return tables, {name: part.source() for name, part in parts.items()}
 
@@ -71,6 +78,9 @@ def tables_dict(tables: MeasuredTables) -> dict[str, dict[str, Any]]:
         "layer": {"rows": list(layer.at), "ns": _plains(layer.ns)},
         "busy": {"load": _plain(tables.slow_load), "compute": _plain(tables.slow_compute)},
     }
+    if tables.page_cache is not None:
+        pages = tables.page_cache
+        sections["page_cache"] = {"bytes": list(pages.at), "ns": _plains(pages.ns)}
     for name, spread in spreads.items():
         sections[name]["spread"] = spread
     return sections
@@ -94,6 +104,11 @@ def to_toml(
         lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in section.items())]
         lines.append(f"source = {_text(sources[name])}")
     return "\n".join(lines) + "\n"
+
+
+def _loads(section: _Section) -> TimeCurve:
+    """Return the times of loads by their bytes."""
+    return TimeCurve(section.rising("bytes"), section.times("ns", section.rising("bytes")))
 
 
 class _Section:

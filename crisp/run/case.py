@@ -22,10 +22,20 @@ from crisp.scheduler.assembly import new_scheduler, starting_state
 from crisp.scheduler.oracle import Future, look_ahead
 from crisp.scheduler.residency import StartingState
 from crisp.scheduler.scheduler import EventScheduler
-from crisp.scheduler.workload import PHASES, Step, Workload, chosen_rows, plan
+from crisp.scheduler.workload import PHASES, WHOLE, Step, Workload, chosen_rows, plan
 from crisp.trace import RoutingTrace
 
 GRANULARITIES = ("expert", "block")
+_DIGITS = 18  # of a number of rows
+
+
+def parse_chunk(text: str) -> int | str:
+    """Return the rows of a chunk, or WHOLE; CrispError for another text."""
+    if text == WHOLE:
+        return text
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS and int(text)):
+        raise CrispError(f"--chunk {text:.40}: expected a number of rows, at least 1, or {WHOLE}")
+    return int(text)
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,7 @@ class Conditions:
     granularity: str = "expert"
     phase: str = "decode"
     batch: int = 1  # concurrent sequences
-    chunk: int = 512  # rows of a prefill step
+    chunk: int | str = 512  # rows of a prefill step; whole: a prompt's
     seed: int = 0
     limit: int | None = None  # rows of the phase
 
@@ -46,7 +56,7 @@ class Conditions:
             raise unknown_name(self.phase, PHASES, "phase")
         for name in ("batch", "chunk", "limit"):
             value = getattr(self, name)
-            if name == "limit" and value is None:
+            if (name, value) in (("limit", None), ("chunk", WHOLE)):
                 continue
             check_whole(value, name)
             if value < 1:

@@ -22,6 +22,7 @@ from crisp.scheduler.tasks import Task
 from crisp.trace import DECODE, PREFILL, RoutingTrace
 
 PHASES = ("decode", "prefill", "all")
+WHOLE = "whole"  # a chunk that is as long as its prompt
 _GATHER = 128  # rows whose widths are looked up at a time: few enough to stay in the cache
 
 
@@ -72,12 +73,13 @@ def chosen_rows(trace: RoutingTrace, phase: str, limit: int | None) -> npt.NDArr
 
 
 def plan(
-    trace: RoutingTrace, rows: npt.NDArray[np.int64], batch: int, chunk: int
+    trace: RoutingTrace, rows: npt.NDArray[np.int64], batch: int, chunk: int | str
 ) -> Iterator[Step]:
     """Yield the steps that execute ``rows`` (rising) of the trace.
 
     Decode: ``batch`` slots; a step takes one token of each active sequence, and a finished one's
-    slot takes the next sequence in order, whose prompt runs first, in chunks of ``chunk`` rows.
+    slot takes the next sequence in order, whose prompt runs first, in chunks of ``chunk`` rows, or
+    in one if that is WHOLE.
     """
     cuts = np.flatnonzero(np.diff(trace.sequence[rows])) + 1
     waiting = np.split(rows, cuts)[::-1]
@@ -112,10 +114,11 @@ def _ends_here(trace: RoutingTrace, row: int) -> bool:
     return bool(trace.sequence[row + 1] != trace.sequence[row])
 
 
-def _chunks(prompt: list[int], chunk: int, whole: bool) -> Iterator[Step]:
-    for start in range(0, len(prompt), chunk):
-        last = start + chunk >= len(prompt)
-        yield Step(prompt[start : start + chunk], PREFILL, whole and start == 0, whole and last)
+def _chunks(prompt: list[int], chunk: int | str, whole: bool) -> Iterator[Step]:
+    size = chunk if isinstance(chunk, int) else len(prompt)
+    for start in range(0, len(prompt), size):
+        last = start + size >= len(prompt)
+        yield Step(prompt[start : start + size], PREFILL, whole and start == 0, whole and last)
 
 
 class Workload:

@@ -7,10 +7,10 @@ random order, so that a drift of the machine affects all sizes alike.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -27,6 +27,7 @@ from crisp.hw.devices.batch import ExpertBatch
 from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.devices.protocol import BlockRange, Copy, Device
 from crisp.hw.model.resident import ResidentModel
+from crisp.hw.store.block_io import BUFFERED, IN_FLIGHT, UNCACHED
 from crisp.hw.store.reader import TORCH_TYPES, Store
 
 ROWS = (1, 2, 4, 16, 64, 256)
@@ -36,6 +37,7 @@ _MOST_SECONDS = 3600
 _SHARE = 6  # the first visit to all sizes of a table may take 1 / _SHARE of the time
 _LONG = 30  # one computation may take 1 / _LONG of the time, once there are
 _FEWEST = 3  # or more numbers of rows
+_CACHED_SHARE = 1 / 8  # of the time, for loads that the page cache holds
 
 
 def pool_slots(store: Store) -> int:
@@ -72,16 +74,23 @@ def calibrate_device(
     """Open a device for a store and measure it, see `calibrate`.
 
     model: the layers' time is measured on its attention, routers and all else; None: on a replay,
-    which has none of these.
+    which has none of these. Where the page cache is to keep what is read, loads are timed once with
+    all of it there, and once with nothing.
     """
     if model is None:
         layer = measure_host_times(store, options)
     else:
         layer = measure_layer_times(model, options)
+    cached: dict[Key, list[int]] = {}
+    hidden = random_activations(store)
+    if options.read == BUFFERED:
+        with closing(options.open(store, pool_slots(store))) as device:
+            cached = time_cached_loads(device, store, hidden, _CACHED_SHARE * seconds)
+        options, seconds = replace(options, read=UNCACHED), (1 - _CACHED_SHARE) * seconds
     with closing(options.open(store, pool_slots(store))) as device:
         return calibrate(
-            device, store, layer, random_activations(store), seconds=seconds, progress=progress,
-            model=None if model is None else model.loaded.name,
+            device, store, layer, hidden, seconds=seconds, progress=progress,
+            model=None if model is None else model.loaded.name, cached=cached,
         )  # fmt: skip
 
 
@@ -94,12 +103,14 @@ def calibrate(
     seconds: float = 60,
     progress: Callable[[float], None] | None = None,
     model: str | None = None,
+    cached: Mapping[Key, list[int]] | None = None,
 ) -> DeviceTimes:
     """Measure a device with a pool of `pool_slots`.
 
     layer: the time between two events, by rows. hidden: rows -> [rows, d_model].
     seconds: about how long it takes, by the device's clock; every size is visited at least once.
     progress: called with the share that is done. model: the name of the model that ``layer`` is of.
+    cached: what `time_cached_loads` has returned, if it was asked.
 
     Raises CrispError as `check_seconds` does, and what the device fails with.
     """
@@ -121,7 +132,29 @@ def calibrate(
             if progress is not None:
                 progress(min(1.0, (device.clock() - start) / (end - start)))
         first = False
-    return tabulate(device, store, samples, layer, model)
+    return tabulate(device, store, samples | dict(cached or {}), layer, model)
+
+
+def time_cached_loads(
+    device: Device, store: Store, hidden: Callable[[int], Any], seconds: float
+) -> dict[Key, list[int]]:
+    """Time loads of what the system's page cache holds, on a device that reads through it.
+
+    Some experts are read once, and then again and again. Returns ns by size, as `calibrate` has
+    them. Raises what the device fails with.
+    """
+    few = max(1, min(store.spec.n_routed, _POOL_BYTES // store.spec.expert_bytes))
+    bench, draw = _Bench(device, store, hidden, few), random.Random(0)
+    bench.read_once()
+    keys: list[Key] = [
+        ("page_cache", size, 0, False) for size in _points(store.spec.n_blocks, 1, 0)
+    ]
+    samples: dict[Key, list[int]] = {key: [] for key in keys}
+    end = device.clock() + int(seconds * 1e9)
+    while not samples[keys[0]] or device.clock() < end:
+        for key in draw.sample(keys, len(keys)):
+            samples[key].append(bench.visit(key))
+    return samples
 
 
 def random_activations(store: Store) -> Callable[[int], Any]:
@@ -136,8 +169,12 @@ def random_activations(store: Store) -> Callable[[int], Any]:
 class _Bench:
     """Operations to be timed, on a device whose slots are split between its two streams."""
 
-    def __init__(self, device: Device, store: Store, hidden: Callable[[int], Any]) -> None:
+    def __init__(
+        self, device: Device, store: Store, hidden: Callable[[int], Any], most: int | None = None
+    ) -> None:
+        """most: of the store's experts that are loaded, the first ones; None: all."""
         slots = pool_slots(store)
+        self._loaded = store.spec.n_routed if most is None else most
         self._device, self._spec, self._hidden = device, store.spec, hidden
         self._draw = random.Random(0)
         self._into, self._from = range(slots // 2), range(slots // 2, slots)
@@ -149,6 +186,14 @@ class _Bench:
         for start in range(self._from.start, self._from.stop, size):
             slots = self._from[start - self._from.start :][:size]
             TimedChain(self._device, partial(self._copy, slots), handed=False).measure(1, 1, 0)
+
+    def read_once(self) -> None:
+        """Load each of the experts, as a whole."""
+        slots = self._into[: self._spec.n_blocks]
+        for entry in range(self._loaded):
+            copy = Copy(*divmod(entry, self._spec.n_experts), 0, slots)
+            make = partial(partial, self._device.copy, copy)
+            TimedChain(self._device, make, handed=False).measure(1, 1, 0)
 
     def keys(self, budget_ns: int) -> list[Key]:
         """Choose the sizes to measure, so that a first visit to all of them fits in the time."""
@@ -181,7 +226,7 @@ class _Bench:
         A mean, because single ones differ much where the next block is read along with one.
         """
         stream, blocks, rows, busy = key
-        if stream == "load":
+        if stream != "compute":
             chain = self._loads(blocks)
             other = self._computations(self._spec.n_blocks, 1, handed=False)
         else:
@@ -205,7 +250,8 @@ class _Bench:
         while True:
             row, expert = self._draw_expert()
             slots = self._draw.sample(self._into, self._spec.n_blocks)
-            for block, (slot, then) in enumerate(pairwise([*slots, -1])):
+            for block, slot in enumerate(slots):
+                then = slots[block + 1 :][: IN_FLIGHT - 1]
                 yield partial(self._device.copy, Copy(row, expert, block, [slot], then))
 
     def _copy(self, slots: Sequence[int]) -> Operation:
@@ -213,9 +259,8 @@ class _Bench:
         return partial(self._device.copy, Copy(*self._draw_expert(), 0, slots))
 
     def _draw_expert(self) -> tuple[int, int]:
-        """Draw a layer's row and an expert, so that no cache of the disk holds it."""
-        rows, experts = len(self._spec.moe_layers), self._spec.n_experts
-        return self._draw.randrange(rows), self._draw.randrange(experts)
+        """Draw a layer's row and an expert: of all, so that no cache of the disk holds it."""
+        return divmod(self._draw.randrange(self._loaded), self._spec.n_experts)
 
     def _computations(self, blocks: int, rows: int, handed: bool = True) -> TimedChain:
         """Return a chain of computations of some blocks for some rows."""

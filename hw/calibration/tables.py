@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from crisp.hardware.measured import BlockGeometry, MeasuredTables, TimeCurve, TimeGrid
-from crisp.hardware.tables import to_toml
+from crisp.hardware.tables import SECTIONS, to_toml
 from crisp.hw.devices.protocol import Device
 from crisp.hw.store.reader import Store
 from crisp.units import format_bytes
@@ -55,13 +55,12 @@ def tabulate(
     by_table: dict[str, list[list[int]]] = {}
     for (stream, _, _, busy), times in samples.items():
         by_table.setdefault("busy" if busy else stream, []).append(times)
-    spreads = {name: round(_spread(by_table[name]), 4) for name in ("load", "compute", "busy")}
+    names = [name for name in SECTIONS if name in by_table]
+    spreads = {name: round(_spread(by_table[name]), 4) for name in names}
+    cached = sorted(key[1] for key in samples if key[0] == "page_cache")
     tables = MeasuredTables(
         geometry=replace(BlockGeometry.of(spec), dtype=store.dtype, activation=store.activation),
-        load=TimeCurve(
-            tuple(size * spec.block_bytes for size in sizes),
-            tuple(medians["load", size, 0, False] for size in sizes),
-        ),
+        load=_loads(medians, "load", sizes, spec.block_bytes),
         compute=TimeGrid(
             tuple(blocks),
             tuple(rows),
@@ -71,6 +70,7 @@ def tabulate(
         slow_load=_slower(medians, "load"),
         slow_compute=_slower(medians, "compute"),
         spreads=tuple(spreads.items()),
+        page_cache=_loads(medians, "page_cache", cached, spec.block_bytes) if cached else None,
     )
     where = f"crisp calibrate on {processor_name()}, {datetime.date.today().isoformat()}"
     how = ", ".join(f"{key} {value}" for key, value in device.describe().items() if value)
@@ -97,7 +97,18 @@ def tabulate(
                 else f"mean time between two events while {model} writes"
             ),
             "busy": f"{sources['busy']}; beside whole experts back to back, computing single rows",
+            "page_cache": f"{sources.get('page_cache')}; back to back, of what was read before",
         },
+    )
+
+
+def _loads(
+    medians: dict[Key, Fraction], stream: str, sizes: list[int], block_bytes: int
+) -> TimeCurve:
+    """Return the times of loads by their bytes; sizes: in blocks."""
+    return TimeCurve(
+        tuple(size * block_bytes for size in sizes),
+        tuple(medians[stream, size, 0, False] for size in sizes),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from crisp.errors import CrispError, unknown_name
 from crisp.extensions import describe_origins, find_name
 from crisp.hw.devices.protocol import WAYS, Device
+from crisp.hw.store.block_io import DIRECT, READS
 from crisp.hw.store.reader import Store
 from crisp.units import format_bytes
 
@@ -26,6 +27,7 @@ class DeviceOptions:
     verify: bool = False  # every block that is read against its hash
     host_limit: int | None = None  # cuda: bytes of host memory for a copy of the weights
     loads_from: str | None = None  # unified: where weights come from; None: measured
+    read: str = DIRECT  # cpu: the way of reading, of READS
     progress: Callable[[float], None] | None = field(default=None, compare=False)
     """Told the share of the weights that is read when a device opens."""
 
@@ -37,12 +39,15 @@ class DeviceOptions:
             ("verify", self.verify),
             ("host-limit", self.host_limit is not None),
             ("loads-from", self.loads_from is not None),
+            ("read", self.read != DIRECT),
         ):
             if value and name not in kind.options:
                 owner = next(device for device, other in DEVICES.items() if name in other.options)
                 raise CrispError(f"--{name}: is of device {owner}, found {self.device}")
         if self.loads_from is not None and self.loads_from not in WAYS:
             raise unknown_name(self.loads_from, WAYS, "way of loading")
+        if self.read not in READS:
+            raise unknown_name(self.read, READS, "way of reading")
         if not 1 <= self.threads <= _MOST_THREADS:
             raise CrispError(
                 f"threads {self.threads}: must be at least 1 and at most {_MOST_THREADS}"
@@ -65,6 +70,8 @@ class DeviceOptions:
         if self.host_limit is not None:
             words.append(f"at most {format_bytes(self.host_limit)} of host memory")
         words += [self.loads_from, "verifying" if self.verify else None]
+        if self.read != DIRECT:
+            words.append(f"{self.read} reads")
         return ", ".join(filter(None, words))
 
     def open(self, store: Store, slots: int) -> Device:
@@ -102,8 +109,9 @@ def _open_cpu(options: DeviceOptions, store: Store, slots: int) -> Device:
     from crisp.hw.devices.cpu.device import CpuDevice
 
     return CpuDevice(
-        store, slots, threads=options.threads, link_limit=options.link_limit, verify=options.verify
-    )
+        store, slots, threads=options.threads, link_limit=options.link_limit, verify=options.verify,
+        read=options.read,
+    )  # fmt: skip
 
 
 def _open_cuda(options: DeviceOptions, store: Store, slots: int) -> Device:
@@ -126,7 +134,7 @@ def _open_unified(options: DeviceOptions, store: Store, slots: int) -> Device:
 
 
 DEVICES: dict[str, DeviceKind] = {
-    "cpu": DeviceKind(_open_cpu, "cpu", ("threads", "link-limit", "verify")),
+    "cpu": DeviceKind(_open_cpu, "cpu", ("threads", "link-limit", "verify", "read")),
     "cuda": DeviceKind(_open_cuda, "cuda", ("host-limit",)),
     "unified": DeviceKind(_open_unified, "cuda", ("loads-from",)),
 }

@@ -30,7 +30,7 @@ class Copy(NamedTuple):
     expert: int
     first: int
     slots: Sequence[int]
-    then: int = -1  # the slot of the next block, if the next copy is known to be that block alone
+    then: Sequence[int] = ()  # slots of the next blocks, if each is known to be the next copy
 
 
 class BlockRange(NamedTuple):
@@ -73,8 +73,8 @@ class Device(Protocol):
     def copy(self, request: Copy, done: Done) -> None:
         """Begin a copy from the store into slots, on the idle link stream.
 
-        A device may begin ``request.then`` too, but calls back for it only when that copy has been
-        requested as well.
+        A device may begin ``request.then`` too, but calls back for each only when that copy has
+        been requested as well.
         """
 
     def compute(self, blocks: BlockRange, done: Done) -> None:

@@ -33,7 +33,7 @@ class Slots:
         self._resident: list[list[int]] = [[] for _ in range(spec.n_routed)]  # by entry
         self._event: dict[int, list[int]] = {}  # of the event's tasks, by entry
         self._staged: dict[int, list[int]] = {}  # prefetched and not in the budget, by entry
-        self._next = -1  # the slot that `ahead` has promised
+        self._promised: list[int] = []  # the slots that `ahead` has reserved
         self._unwanted = -1  # the slot of a prefetch that arrives and will not be used
 
     @property
@@ -77,9 +77,8 @@ class Slots:
         """Return the slots of a load that is issued now; the slots of what it evicts become free
         first.
         """
-        if self._next >= 0:
-            self._free.append(self._next)
-            self._next = -1
+        self._free += reversed(self._promised)  # the first of them is taken first
+        self._promised = []
         for row, expert, first, last in load.evicted:
             table = self._resident[row * self._experts + expert]
             self._free += table[first:last]
@@ -97,17 +96,17 @@ class Slots:
         self._resident[task.entry] += taken[: max(0, task.transient - load.first)]
         return taken
 
-    def ahead(self, load: Load) -> int:
-        """Reserve and return the slot of the single block that is loaded next; -1: not known.
+    def ahead(self, load: Load, most: int) -> Sequence[int]:
+        """Reserve and return the slots of at most ``most`` single blocks that are loaded next.
 
-        It is known while a task has more blocks to load: they follow each other, and room for all
-        of them was set aside.
+        They are known while a task has more blocks to load: these follow each other, and room for
+        all of them was set aside.
         """
         task = load.task
-        if task is None or load.prefetch or task.issued == task.width:
-            return -1
-        self._next = self._free.pop()
-        return self._next
+        if task is None or load.prefetch:
+            return ()
+        self._promised = [self._free.pop() for _ in range(min(most, task.width - task.issued))]
+        return self._promised
 
     def of(self, task: Task, first: int, last: int) -> list[int]:
         """Return the slots of blocks [first, last) of one of the event's tasks."""

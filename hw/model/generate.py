@@ -226,9 +226,13 @@ def _prompt(model: ResidentModel, prompt: str, max_new_tokens: int) -> list[int]
 
 
 def _write(
-    model: ResidentModel, prompt: list[int], max_new_tokens: int, chunk: int, writer: TextWriter
+    model: ResidentModel,
+    prompt: list[int],
+    max_new_tokens: int,
+    chunk: int | str,
+    writer: TextWriter,
 ) -> None:
-    """Let transformers drive the model: greedily, the prompt in chunks."""
+    """Let transformers drive the model: greedily, the prompt in chunks, or at once."""
     torch, transformers = import_extra("torch"), import_extra("transformers")
     loaded = model.loaded.model
     ends = sorted(stop_tokens(model.loaded))
@@ -237,7 +241,7 @@ def _write(
         max_new_tokens=max_new_tokens,
         eos_token_id=ends or None,
         pad_token_id=ends[0] if ends else 0,
-        prefill_chunk_size=chunk if len(prompt) > chunk else None,
+        prefill_chunk_size=chunk if isinstance(chunk, int) and len(prompt) > chunk else None,
     )
     ids = torch.tensor([prompt], device=loaded.device)
     # the model's own configuration would fill in what this one leaves open, as for repetition

@@ -1,4 +1,5 @@
-"""Read blocks of a store's files into given memory, past the page cache where the system allows it.
+"""Read blocks of a store's files into given memory, past the page cache where the system allows it,
+or through it where that is asked for.
 
 A read of an expert's blocks is one contiguous range of a file. It is cut into requests of at most
 ``read_bytes`` bytes; the first is begun asynchronously (`crisp.hw.store.aio`), the others are read
@@ -24,7 +25,10 @@ from crisp.hw.store.format import header
 from crisp.hw.store.reader import Store
 from crisp.model.spec import PAGE
 
+DIRECT, UNCACHED, BUFFERED = READS = ("direct", "uncached", "buffered")
+"""Ways of reading: past the page cache; through it, which keeps nothing; through it, which does."""
 SIZES = (1 << 18, 1 << 20, 1 << 22, 1 << 24)  # bytes of one system call that are tried
+IN_FLIGHT = 8  # reads at most that have begun and not ended; docs/device.md has the measurement
 WHOLE = 1 << 30  # bytes: a request of this size is never cut up
 _TRIAL = 1 << 24  # bytes that are read to try one size
 # The size chosen, by store and buffer's bytes, so that all runs of a command read alike.
@@ -38,16 +42,14 @@ PendingRead = Callable[[], int]
 class StoreFiles:
     """The open files of a store, for reads at any place; `close` when done."""
 
-    def __init__(self, store: Store) -> None:
-        """Raises DeviceError for a file that cannot be read, or has been replaced."""
+    def __init__(self, store: Store, way: str = DIRECT) -> None:
+        """way: of READS; direct is uncached where the system has no O_DIRECT.
+
+        Raises DeviceError for a file that cannot be read, or has been replaced.
+        """
         self._store = store
-        # O_DIRECT is used for all of the files, or for none
-        refused = next(filter(None, map(direct_refused, store.files)), None)
-        self.why_not_direct = refused and f"{store.path}: O_DIRECT is refused: {refused}"
-        memory = None if refused else memory_file_system(store.path)
-        if memory is not None:  # which takes O_DIRECT, and yet is no disk
-            self.why_not_direct = f"{store.path}: lies in memory ({memory}), not on a disk"
-        self.direct = self.why_not_direct is None
+        self.why_not_direct = why_not_direct(store) if way == DIRECT else None
+        self.way = UNCACHED if self.why_not_direct else way
         self._files: list[int] = []
         self._async_reads: list[AsynchronousRead] = []
         self.read_bytes = WHOLE
@@ -55,12 +57,17 @@ class StoreFiles:
             for row, path in enumerate(store.files):
                 self._files.append(self._open(path))
                 self._check(row)
-            if self.direct:  # two, so that one begins while the other ends
-                self._async_reads = AsynchronousRead.open_several(2, self._files[0])
+            if self.direct:
+                self._async_reads = AsynchronousRead.open_several(IN_FLIGHT, self._files[0])
             self._opened = [*map(_state, self._files)]
         except BaseException:
             self.close()
             raise
+
+    @property
+    def direct(self) -> bool:
+        """Whether reads go past the page cache."""
+        return self.way == DIRECT
 
     @property
     def asynchronous(self) -> bool:
@@ -79,7 +86,7 @@ class StoreFiles:
             async_read.close()
         while self._files:
             file = self._files.pop()
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            self._forget(file, 0, 0)
             os.close(file)
 
     def read(
@@ -99,14 +106,14 @@ class StoreFiles:
         """Begin to read an expert's blocks into places, by ``AsynchronousRead.begin``.
 
         Returns a function that reads the rest and waits for the end. It may be called in any
-        thread, must be called before the next but one read begins, and raises what `read` does.
+        thread, must be called before IN_FLIGHT more reads begin, and raises what `read` does.
         """
         start, requests = self._store.offset(row, expert, first), _requests(places, self.read_bytes)
         request = next(requests)
         begun = None
         if self._async_reads:
-            self._async_reads.reverse()  # by turns: at most two are on their way
-            async_read = self._async_reads[0]
+            async_read = self._async_reads.pop(0)  # by turns
+            self._async_reads.append(async_read)
             begun = async_read.end if async_read.begin(self._files[row], request, start) else None
         return partial(self._read, row, start, chain((request,), requests), begun)
 
@@ -128,8 +135,11 @@ class StoreFiles:
         """Set `read_bytes` to the largest size that reads nearly as fast as the fastest one.
 
         Sizes are tried by reading the first file into ``buffer``, once for each store in a process.
-        (44 MB, a block of Mixtral's, took a fifth longer in requests of 4 MiB than in one.)
+        (44 MB, a block of Mixtral's, took a fifth longer in requests of 4 MiB than in one.) None is
+        tried where the page cache keeps what is read: later reads would find it there.
         """
+        if self.way == BUFFERED:
+            return
         most = min(len(buffer), _TRIAL, os.fstat(self._files[0]).st_size - PAGE)
         most -= most % PAGE
         key = self._store.path, most
@@ -172,11 +182,14 @@ class StoreFiles:
                 self._fill(path, file, 0, [place])
             if begin[:] != first_bytes:
                 raise DeviceError(f"{path}: is another file than it was (its header differs)")
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # what opening the store has left
+        self._forget(file, 0, 0)  # what opening the store has left
 
     def _forget(self, file: int, start: int, length: int) -> None:
-        """Drop a range of a file from the page cache, if reads go through it."""
-        if not self.direct:
+        """Drop a range of a file, or with length 0 all, from a page cache that is to keep nothing.
+
+        Past it nothing comes there, but for what opening the store has read.
+        """
+        if self.way == UNCACHED or (self.direct and not length):
             os.posix_fadvise(file, start, length, os.POSIX_FADV_DONTNEED)
 
     def _fill(
@@ -214,6 +227,20 @@ def _state(file: int) -> tuple[int, int]:
     """Return what a write to a file changes: its size, and its time of modification in ns."""
     status = os.fstat(file)
     return status.st_size, status.st_mtime_ns
+
+
+def why_not_direct(store: Store) -> str | None:
+    """Return why a store's files are not read with O_DIRECT; None: they are.
+
+    It is used for all of them, or for none.
+    """
+    refused = next(filter(None, map(direct_refused, store.files)), None)
+    if refused is not None:
+        return f"{store.path}: O_DIRECT is refused: {refused}"
+    memory = memory_file_system(store.path)
+    if memory is not None:  # which takes O_DIRECT, and yet is no disk
+        return f"{store.path}: lies in memory ({memory}), not on a disk"
+    return None
 
 
 def direct_refused(path: Path) -> str | None:

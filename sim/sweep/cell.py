@@ -25,7 +25,7 @@ from crisp.profile.metadata import Metadata
 from crisp.run.case import GRANULARITIES, Conditions
 from crisp.run.inputs import cached_inputs
 from crisp.run.setup import Setup, load_setup
-from crisp.scheduler.workload import PHASES
+from crisp.scheduler.workload import PHASES, WHOLE
 from crisp.sim.experiment import AUTO, PlannedRun, plan_run, run_case
 from crisp.sim.hardware import hardware_profile
 from crisp.sim.sweep.journal import Record
@@ -150,6 +150,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "budget": Budget.parse,
     "loss": parse_loss,
     **{key: _whole(key) for key in NUMBERS},
+    "chunk": lambda text: text if text == WHOLE else _whole("chunk")(text),
 }
 
 

@@ -30,7 +30,7 @@ class FakeDevice:
         self.row = -1  # of the running event, for the label
         self.copies: list[Copy] = []
         self.summed: list[list[int]] = []  # the experts whose outputs were, event by event
-        self._promised: tuple[Any, ...] = ()  # the next copy
+        self._promised: list[Any] = []  # the next copies
         self.fail_at: int | None = None  # the copy, counted from 0, that fails
         self._random, self._slowest = random.Random(seed), slowest
         self._queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue(), queue.SimpleQueue()]
@@ -100,9 +100,13 @@ class FakeDevice:
             raise OSError("the disk is gone")
         self.copies.append(request)
         row, expert, first, slots, then = request
-        assert self._promised in ((), (row, expert, first, list(slots))), "another was to follow"
-        self._promised = (row, expert, first + len(slots), [then]) if then >= 0 else ()
-        for slot in [*slots, *([then] if then >= 0 else [])]:  # what follows may have begun too
+        wanted = [(row, expert, first, list(slots))]
+        wanted += [
+            (row, expert, block, [slot]) for block, slot in enumerate(then, first + len(slots))
+        ]
+        assert self._promised == wanted[: len(self._promised)], "others were to follow"
+        self._promised = wanted[1:]
+        for slot in [*slots, *then]:  # what follows may have begun too
             self.labels[slot] = None
         self._pause()
         for block, slot in enumerate(request.slots, request.first):

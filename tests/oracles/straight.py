@@ -60,6 +60,10 @@ Prefetch. When an event starts, the tasks of the next MoE layer's event are pred
     transient (freed when computed), and so is what the task still has to load; others are freed at
     once. A block in flight is not there yet; if asked, the task loads only what follows it; if not,
     a staged one is dropped when it lands and a kept one stays.
+Page cache. If the disk is read through one, it holds the last blocks that were read, by bytes. A
+    request, when it is put on the link, goes through its blocks: one that is there becomes the most
+    recent; another one does as well, and the least recent go; one that is larger than all never
+    stays. It takes one request for the bytes that were not there and one for those that were.
 Time. At one instant: all completions, then starts of layers and events, then the choices.
 """
 
@@ -177,6 +181,8 @@ def simulate(
     weights: list[list[list[int]]] | None = None,
     expected: dict[Key, int] | None = None,
     worth: dict[Key, list[int]] | None = None,
+    page_cache: int | None = None,
+    cached_ns: Callable[[int], int] | None = None,
 ) -> dict[str, Any]:
     """Run a trace whose rows are sorted by (sequence, position).
 
@@ -186,7 +192,8 @@ def simulate(
     experts in first appearance)` for the experts in its order. share: exact, of all routed blocks.
     lots: for cache random; warmth: of every entry, for tier-aware. sizes: of a block in each MoE
     layer; load_ns is then of a size instead of blocks. For saliency: weights [rows][layers][k],
-    expected weight of every entry, worth (size) of each of its blocks.
+    expected weight of every entry, worth (size) of each of its blocks. page_cache: its size, of a
+    disk that is read through one; cached_ns is then one request for a size that it holds.
 
     Returns counts: total_ns, events, tasks, hits, partial, skipped (experts of an event that no row
     asks for with a width > 0), skipped_entries ((row, expert) of width 0), blocks_loaded (when
@@ -219,6 +226,7 @@ def simulate(
         used[pool_of[key[0]]] += blocks
     staging_used = 0  # of 2 * n_blocks: transient blocks of loads
     prefetch_used = 0  # of n_blocks: the prefetch staging
+    pages: list[tuple[int, Key, int]] = []  # of the page cache, the most recent last
     staged: dict[Key, int] = {}  # blocks in the prefetch staging that wait for their event
     last_use: dict[Key, int] = {}
     uses: dict[Key, int] = {}
@@ -467,11 +475,28 @@ def simulate(
 
     # ------------------------------------------------------------ choices
 
+    def paged(key: Key, size: int, first: int, blocks: int) -> int:
+        """What one request takes that goes through the page cache."""
+        assert page_cache is not None and cached_ns is not None
+        fast = slow = 0
+        for block in range(first, first + blocks):
+            if (size, key, block) in pages:
+                pages.remove((size, key, block))
+                fast += size
+            else:
+                slow += size
+            if size <= page_cache:
+                pages.append((size, key, block))
+            while sum(page[0] for page in pages) > page_cache:
+                del pages[0]
+        return (load_ns(slow) if slow else 0) + (cached_ns(fast) if fast else 0)
+
     def begin(kind: str, task: dict[str, Any] | None, key: Key, first: int, blocks: int) -> None:
         """Put one request on the link."""
         nonlocal on_link
-        size = blocks * (sizes[key[0]] if sizes else 1)
-        end = now + load_ns(size)
+        one = sizes[key[0]] if sizes else 1
+        size = blocks * one
+        end = now + (load_ns(size) if page_cache is None else paged(key, one, first, blocks))
         on_link = {"kind": kind, "task": task, "key": key, "first": first, "blocks": blocks}
         on_link |= {"end": end, "place": "", "dropped": False}
         counts["blocks_loaded"] += blocks

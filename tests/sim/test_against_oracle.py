@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from crisp.model.spec import PAGE
 from tests.sim.drawn import toys
 from tests.sim.toys import Toy
 
@@ -25,6 +29,13 @@ def check(toy: Toy) -> None:
 @given(toys())
 def test_every_activity_agrees(toy: Toy) -> None:
     check(toy)
+
+
+@pytest.mark.seconds
+@settings(max_examples=200)
+@given(toys(), st.integers(0, 40))
+def test_every_activity_agrees_behind_a_page_cache(toy: Toy, pages: int) -> None:
+    check(replace(toy, page_cache=PAGE * pages))
 
 
 @pytest.mark.seconds

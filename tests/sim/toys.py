@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from crisp.model.spec import ModelSpec
+from crisp.hardware.measured import TimeCurve
+from crisp.hardware.page_cache import PageCacheCost
+from crisp.model.spec import PAGE, ModelSpec
 from crisp.policy import Budget, Cache, Order, Policy, Prefetch
 from crisp.policy.order import hash_key
 from crisp.policy.retention import ONE
@@ -25,6 +27,7 @@ from crisp.trace import Header, RoutingTrace
 from tests.oracles import straight
 
 BLOCK = 16  # neurons
+CACHED = TimeCurve((PAGE, 2 * PAGE), (Fraction(2), Fraction(3)))  # 1 ns, and 1 for each page
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ class Toy:
     chunk: int = 512
     costs: Costs = field(default_factory=Costs)
     tabled: bool = True
+    page_cache: int | None = None  # bytes
     pages: tuple[int, ...] | None = None  # of a block in each MoE layer; None: one in each
     weights: Any = 0  # [rows, layers, k]: the router's; quarters below 1, on top of the widths
 
@@ -249,7 +253,12 @@ class Toy:
         workload = Workload(trace, GivenWidths(self.tabled), guess=self.prefetch == "guess")
         rows = _Rows()
         recorder = Recorder([rows, *sinks])
-        streams = SimulatedStreams(spec, scheduler, self.costs, workload, recorder, StepLog())
+        cost: Any = self.costs
+        if self.page_cache is not None:
+            cost = PageCacheCost(
+                cost, CACHED, Fraction(1, PAGE), spec.row_block_bytes, self.page_cache
+            )
+        streams = SimulatedStreams(spec, scheduler, cost, workload, recorder, StepLog())
         steps = plan(trace, chosen_rows(trace, "all", None), self.batch, self.chunk)
         total = streams.run(steps)
         return {
@@ -279,6 +288,7 @@ class Toy:
             granularity=self.granularity, static=static, prefetch=self.prefetch,
             guess=self.guess, batch=self.batch, chunk=self.chunk, **self.costs.oracle(),
             sizes=dict(zip(spec.moe_layers, spec.row_block_bytes, strict=True)),
+            page_cache=self.page_cache, cached_ns=lambda size: 1 + size // PAGE,
             lots=lambda event, key: hash_key(3, event, keys.index(key)),
             warmth=dict(zip(keys, self.expert_tiers(), strict=True)),
             weights=((widths + self.weights) * ONE).astype(int).tolist(),

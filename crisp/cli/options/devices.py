@@ -35,6 +35,7 @@ def device_options(
     verify: bool = False,
     host_limit: str | None = None,
     loads_from: str | None = None,
+    read: str = "direct",
     progress: Callable[[float], None] | None = None,
 ) -> DeviceOptions:
     """Return the device that flags describe; CrispError for what cannot be, or not together.
@@ -51,5 +52,6 @@ def device_options(
         verify,
         None if host_limit is None else parse_bytes(host_limit, "--host-limit"),
         loads_from,
+        read,
         progress,
     )

@@ -107,7 +107,9 @@ Routing = Annotated[
 ]
 Phase = Annotated[str, _choice("decode, prefill or all.")]
 Batch = Annotated[int, _choice("Sequences that decode side by side.")]
-Chunk = Annotated[int, _choice("Prompt tokens of one prefill step.")]
+Chunk = Annotated[
+    str, _choice("Prompt tokens of one prefill step; whole: all, so that an expert is loaded once.")
+]
 TopK = Annotated[int | None, _choice("The trace's k, where it is not the model's.")]
 Layers = Annotated[int | None, _choice("Run the first layers of the trace only.")]
 Seed = Annotated[int, _choice("Of what is random.")]
@@ -136,6 +138,13 @@ HostLimit = Annotated[
 ]
 LoadsFrom = Annotated[
     str | None, _choice("unified: memory, mapped or disk.  [default: the fastest, measured]")
+]
+Read = Annotated[
+    str,
+    _choice(
+        "cpu: direct: past the system's page cache; buffered: through it, so that spare memory "
+        "caches what was read; uncached: through it, but nothing stays there."
+    ),
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check everything but the device, and run nothing.")

@@ -26,7 +26,7 @@ from crisp.hw.devices.pump import Pump
 from crisp.hw.devices.worker import Worker
 from crisp.hw.errors import DeviceError
 from crisp.hw.memory import check_available, map_anonymous
-from crisp.hw.store.block_io import RateLimit, StoreFiles
+from crisp.hw.store.block_io import DIRECT, IN_FLIGHT, RateLimit, StoreFiles
 from crisp.hw.store.reader import Store
 
 
@@ -44,9 +44,10 @@ class CpuDevice:
         threads: int = 1,
         link_limit: int | None = None,
         verify: bool = False,
+        read: str = DIRECT,
     ) -> None:
         """threads: how many compute. link_limit: of reads, in bytes a second; None: no limit.
-        verify: compare every block that is read with its hash.
+        verify: compare every block that is read with its hash. read: the way, of READS.
 
         Raises CrispError if memory or threads are too few, or a file cannot be read.
         """
@@ -55,7 +56,7 @@ class CpuDevice:
         self._hashes: dict[int, Any] = {}
         size = slots * self._stride
         check_available(size, f"a pool of {slots:,} blocks")
-        self._files = StoreFiles(store)
+        self._files = StoreFiles(store, read)
         try:
             memory = map_anonymous(size, f"a pool of {slots:,} blocks")
             self.pool: Any = np.frombuffer(memory, np.uint8).reshape(slots, self._stride)
@@ -68,8 +69,8 @@ class CpuDevice:
             self._files.close()
             raise
         self._pace = None if link_limit is None else RateLimit(link_limit, self.clock)
-        # A read that has begun before its request: (row, expert, first, slots), what waits for it.
-        self._ahead: tuple[tuple[int, int, int, list[int]], Callable[[], None]] | None = None
+        # Reads that have begun before their requests: (row, expert, first, slots), what waits.
+        self._ahead: list[tuple[tuple[int, int, int, list[int]], Callable[[], None]]] = []
         self._compute = Pump(self.clock)
         try:
             self._link = Worker("reading", self.clock)
@@ -90,8 +91,10 @@ class CpuDevice:
             "name": self.name,
             "threads": self._threads,
             "read_bytes": self._files.read_bytes,
+            "read": self._files.way,
             "direct": self._files.direct,
             "asynchronous": self._files.asynchronous,
+            "reads_in_flight": IN_FLIGHT if self._files.asynchronous else 1,
             "why_not_direct": self._files.why_not_direct,
             "link_limit": self._limit,
             "verify": self._verify,
@@ -117,24 +120,22 @@ class CpuDevice:
     def copy(self, request: Copy, done: Done) -> None:
         """Begin to read blocks into slots by ``StoreFiles.begin``; the reading thread sees the end.
 
-        The block that is known to come next is begun as well, so that the disk has its next request
-        while this one ends. If another copy comes instead, that read is waited for first.
+        The blocks that are known to come next are begun as well, so that the disk has its next
+        requests while this one ends. If another copy comes instead, they are waited for first.
         """
         if self.pool is None:  # closed
             return
-        start, wait = self.clock(), None
-        if self._ahead is not None:
-            promised, wait = self._ahead
-            self._ahead = None
-            if promised != (request.row, request.expert, request.first, list(request.slots)):
-                wait()
-                wait = None
+        start = self.clock()
         row, expert, first, slots, then = request
-        if wait is None:
-            wait = self._begin(row, expert, first, slots)
-        if then >= 0:
-            following = row, expert, first + len(slots), [then]
-            self._ahead = following, self._begin(*following)
+        after = first + len(slots)
+        wanted = [(row, expert, first, list(slots))]
+        wanted += [(row, expert, block, [slot]) for block, slot in enumerate(then, after)]
+        if [key for key, _ in self._ahead] != wanted[: len(self._ahead)]:
+            for _, wait in self._ahead:
+                wait()
+            self._ahead = []
+        self._ahead += [(key, self._begin(*key)) for key in wanted[len(self._ahead) :]]
+        wait = self._ahead.pop(0)[1]
         self._link.submit(partial(self._end, request, wait, start), partial(self._landed, done))
 
     def compute(self, blocks: BlockRange, done: Done) -> None:

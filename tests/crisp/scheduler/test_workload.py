@@ -44,6 +44,9 @@ def test_a_free_slot_takes_the_next_sequence() -> None:
 def test_a_prompt_runs_in_chunks_before_its_sequence_decodes() -> None:
     assert steps(trace((5, 1), (1, 1)), chunk=2) == [[0, 1], [2, 3], [4], [5], [6], [7]]
     assert steps(trace((2, 2), (1, 1)), batch=2) == [[0, 1], [4], [2, 5], [3]]
+    assert steps(trace((600, 1), (2, 1)), chunk="whole") == [
+        [*range(600)], [600], [601, 602], [603],
+    ]  # fmt: skip
 
 
 def test_phase_and_limit_choose_rows() -> None:

@@ -226,6 +226,35 @@ def test_a_long_prompt_runs_in_chunks(folder: Path) -> None:
     assert made.run.metrics["ttft_ms"] == pytest.approx(1e3 * rows / rate)
 
 
+def test_a_whole_prompt_reads_each_expert_once(folder: Path) -> None:
+    """No cache holds anything, so what is read is the union of experts of each layer of a step."""
+    pair = trained(folder, "tiny-mixtral", "fp32")
+    rows, spec = len(pair.ids), pair.model.store.spec
+    runs = {}
+    for chunk in (3, "whole"):
+        made, logits = pair.generate(named("fo"), "5%", conditions=Conditions(chunk=chunk))
+        size = rows if chunk == "whole" else 3
+        steps = [slice(at, min(at + size, rows)) for at in range(0, rows, size)]
+        steps += [slice(at, at + 1) for at in range(rows, made.trace.rows)]
+        loads = sum(
+            len(np.unique(made.trace.experts[step, layer]))
+            for step in steps
+            for layer in spec.moe_layers
+        )
+        assert made.run.metrics["bytes_loaded"] == loads * spec.expert_bytes
+        assert list(made.tokens) == pair.reference[0]
+        assert differ(logits[-NEW:], pair.reference[1]) < ROUNDING
+        runs[chunk] = made.run
+    case = Case(
+        made.trace, spec, named("fo"), Budget.parse("5%"), Profile.empty(spec),
+        Conditions(phase="all", chunk="whole"),
+    )  # fmt: skip
+    again = simulate(case, hardware_profile("rtx4090-pcie4"))
+    check_same_case(again, runs["whole"])
+    assert again.metrics["bytes_loaded"] == runs["whole"].metrics["bytes_loaded"]
+    assert runs["whole"].metrics["bytes_loaded"] < runs[3].metrics["bytes_loaded"]
+
+
 # -- widths, and the routing that was run ----------------------------------------------------------
 
 

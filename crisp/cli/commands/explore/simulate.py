@@ -26,6 +26,13 @@ def simulate(
     hardware: Annotated[
         str, typer.Option(help="A machine's profile: a name or a .toml file.")
     ] = "rtx4090-pcie4",
+    page_cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES",
+            help="Read a disk through a page cache of so much, such as 2GB.  [default: past it]",
+        ),
+    ] = None,
     profile: flags.ProfileTrace = None,
     metadata: flags.MetadataFile = None,
     width: flags.Width = None,
@@ -40,7 +47,7 @@ def simulate(
     loss: flags.Loss = None,
     phase: flags.Phase = "decode",
     batch: flags.Batch = 1,
-    chunk: flags.Chunk = 512,
+    chunk: flags.Chunk = "512",
     block: Annotated[
         int | None,
         typer.Option(help="Neurons of a block.  [default: the metadata's, else an eighth of d_ff]"),
@@ -70,11 +77,12 @@ def simulate(
     from crisp.errors import unknown_name
     from crisp.policy import Budget
     from crisp.profile.loss_curve import parse_loss
-    from crisp.run.case import Conditions
+    from crisp.run.case import Conditions, parse_chunk
     from crisp.run.setup import load_setup
     from crisp.sim.experiment import ENGINES, plan_run, run_all, run_case
     from crisp.sim.hardware import hardware_profile
     from crisp.trace.bundled import resolve_trace
+    from crisp.units import format_bytes, parse_bytes
 
     policies, budgets = split_list(policy, "--policy"), split_list(budget, "--budget")
     parts = (("width", width), ("order", order), ("cache", cache), ("prefetch", prefetch))
@@ -94,11 +102,14 @@ def simulate(
     outputs.check(len(policies) * len(budgets), inputs, timeline=engine == "simpy")
     shares = [Budget.parse(text) for text in budgets]
     asked = None if loss is None else parse_loss(loss)
+    pages = None if page_cache is None else parse_bytes(page_cache, "--page-cache")
+    machine = hardware_profile(hardware).with_page_cache(pages)
     setup = load_setup(
         trace,
         model=model,
-        hardware=hardware_profile(hardware),
-        conditions=Conditions(granularity, phase, batch, chunk, seed, limit),
+        hardware=machine,
+        machine=None if pages is None else f"{machine.name}, page cache of {format_bytes(pages)}",
+        conditions=Conditions(granularity, phase, batch, parse_chunk(chunk), seed, limit),
         profile=profile,
         metadata=metadata,
         bits=bits,

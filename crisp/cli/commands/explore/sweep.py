@@ -46,7 +46,7 @@ def sweep(
     ] = None,
     phase: Annotated[Values, _values("decode, prefill or all.")] = None,
     batch: Annotated[Values, _values("Sequences that decode side by side.")] = None,
-    chunk: Annotated[Values, _values("Prompt tokens of one prefill step.")] = None,
+    chunk: Annotated[Values, _values("Prompt tokens of one prefill step, or whole.")] = None,
     limit: Annotated[Values, _values("Run the first rows only.")] = None,
     granularity: Annotated[
         Values, _values("What must have arrived to compute: expert, block.")

@@ -20,6 +20,7 @@ def calibrate(
     link_limit: flags.LinkLimit = None,
     host_limit: flags.HostLimit = None,
     loads_from: flags.LoadsFrom = None,
+    read: flags.Read = "direct",
     model: Annotated[
         Path | None,
         typer.Option(
@@ -53,7 +54,7 @@ def calibrate(
     check_seconds(seconds)
     options = device_options(
         device, threads=threads, link_limit=link_limit, host_limit=host_limit,
-        loads_from=loads_from, progress=ReadingProgress(),
+        loads_from=loads_from, read=read, progress=ReadingProgress(),
     )  # fmt: skip
     if loads_from == "mapped":
         raise CrispError("--loads-from mapped: loads nothing that could be measured")

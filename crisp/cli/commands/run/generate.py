@@ -36,6 +36,7 @@ def generate(
     ] = False,
     host_limit: flags.HostLimit = None,
     loads_from: flags.LoadsFrom = None,
+    read: flags.Read = "direct",
     hardware: Annotated[
         str | None, typer.Option(help="A machine's profile, for order johnson and modelled energy.")
     ] = None,
@@ -59,7 +60,7 @@ def generate(
     rescale: flags.Rescale = None,
     routing: flags.Routing = None,
     loss: flags.Loss = None,
-    chunk: flags.Chunk = 512,
+    chunk: flags.Chunk = "512",
     seed: flags.Seed = 0,
     json: Annotated[str | None, flags.file("The run")] = None,
     timeline: flags.Timeline = None,
@@ -89,7 +90,7 @@ def generate(
     from crisp.policy import Budget, named
     from crisp.policy.promise import within_loss
     from crisp.profile.loss_curve import parse_loss
-    from crisp.run.case import Conditions
+    from crisp.run.case import Conditions, parse_chunk
     from crisp.run.repeats import StoppingRule, repeat_run
     from crisp.run.timeline import Sink
     from crisp.sim.hardware import hardware_profile
@@ -111,9 +112,9 @@ def generate(
     rule = StoppingRule.parse(energy_within, energy_repeats)
     options = device_options(
         device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
-        loads_from=loads_from, progress=ReadingProgress(),
+        loads_from=loads_from, read=read, progress=ReadingProgress(),
     )  # fmt: skip
-    conditions = Conditions(granularity, "all", 1, chunk, seed)
+    conditions = Conditions(granularity, "all", 1, parse_chunk(chunk), seed)
     chosen = named(
         policy, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch,
         rescale=rescale, routing=routing, seed=seed,

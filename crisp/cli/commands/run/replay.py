@@ -24,6 +24,7 @@ def replay(
     verify: flags.Verify = False,
     host_limit: flags.HostLimit = None,
     loads_from: flags.LoadsFrom = None,
+    read: flags.Read = "direct",
     hardware: Annotated[
         str | None, typer.Option(help="A machine's profile, for order johnson and modelled energy.")
     ] = None,
@@ -44,7 +45,7 @@ def replay(
     loss: flags.Loss = None,
     phase: flags.Phase = "decode",
     batch: flags.Batch = 1,
-    chunk: flags.Chunk = 512,
+    chunk: flags.Chunk = "512",
     top_k: flags.TopK = None,
     layers: flags.Layers = None,
     seed: flags.Seed = 0,
@@ -75,7 +76,7 @@ def replay(
     from crisp.hw.telemetry.metering import power_model
     from crisp.policy import Budget
     from crisp.profile.loss_curve import parse_loss
-    from crisp.run.case import Case, Conditions
+    from crisp.run.case import Case, Conditions, parse_chunk
     from crisp.run.repeats import StoppingRule, repeat_run
     from crisp.run.result import Run
     from crisp.run.setup import load_setup
@@ -99,7 +100,7 @@ def replay(
     rule = StoppingRule.parse(energy_within, energy_repeats)
     options = device_options(
         device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
-        loads_from=loads_from, progress=ReadingProgress(),
+        loads_from=loads_from, read=read, progress=ReadingProgress(),
     )  # fmt: skip
     opened = open_store(store)
     setup = load_setup(
@@ -107,7 +108,7 @@ def replay(
         model=str(store),
         hardware=None if hardware is None else hardware_profile(hardware),
         machine=f"{options}, experts from {store}",
-        conditions=Conditions(granularity, phase, batch, chunk, seed, limit),
+        conditions=Conditions(granularity, phase, batch, parse_chunk(chunk), seed, limit),
         profile=profile,
         metadata=metadata,
         block=opened.spec.block,

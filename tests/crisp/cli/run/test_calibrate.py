@@ -49,6 +49,26 @@ def test_a_profile_is_written(crisp: Callable, opened: list[DeviceOptions], tmp_
     )
 
 
+def test_reads_through_the_page_cache_are_timed_with_it_full_and_empty(
+    crisp: Callable, opened: list[DeviceOptions], tmp_path: Path
+) -> None:
+    file = tmp_path / "here.toml"
+    done = crisp(
+        "calibrate", "--store", tmp_path, "--out", file, "--seconds", "0.2", "--read", "buffered"
+    )
+    assert done.code == 0, done.err
+    buffered, uncached = DeviceOptions(read="buffered"), DeviceOptions(read="uncached")
+    assert opened[-2:] == [buffered, uncached]
+    assert uncached not in opened[:-1]
+    tables = HardwareProfile.load(file).tables
+    assert tables is not None
+    assert tables.page_cache is not None
+    assert [int(ns) for ns in tables.page_cache.ns] == [150_000, 250_000, 450_000]
+    assert ", page_cache 0 % of their median" in done.out
+    run = crisp("calibrate", "--store", tmp_path, "--out", tmp_path / "x.toml", "--read", "bufered")
+    assert run.err.startswith("error: unknown way of reading 'bufered'; did you mean 'buffered'?")
+
+
 def test_mistakes_are_told_before_anything_is_measured(
     crisp: Callable, opened: list[DeviceOptions], tmp_path: Path
 ) -> None:

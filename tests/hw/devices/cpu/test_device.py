@@ -169,8 +169,8 @@ def test_what_it_says_of_itself(store: Store) -> None:
         said = device.describe()
         assert len(threading.enumerate()) > 2
     assert set(said) == {
-        "name", "threads", "read_bytes", "direct", "asynchronous", "why_not_direct", "link_limit",
-        "verify",
+        "name", "threads", "read_bytes", "read", "direct", "asynchronous", "reads_in_flight",
+        "why_not_direct", "link_limit", "verify",
     }  # fmt: skip
     assert (said["name"], said["threads"], said["link_limit"]) == ("cpu", 2, 5)
     assert said["verify"]
@@ -266,6 +266,28 @@ def test_nothing_of_a_store_stays_in_the_page_cache(
     assert [cached_pages(path) for path in store.files] == [0] * len(store.files)
 
 
+def test_buffered_reads_stay_in_the_page_cache_and_change_no_bit(
+    trace: RoutingTrace, store: Store
+) -> None:
+    """All that the run has loaded, at least; and nothing of it after a run that keeps nothing."""
+    one = case(trace, store, "fo", "10%")
+    rows, _, outputs = replayed(one, store)
+    for path in store.files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if cached_pages(path):
+            pytest.skip("this file system is in memory")
+    again = replayed(one, store, read="buffered")
+    assert all(map(np.array_equal, again[2], outputs))
+    assert len(again[2]) == len(outputs)
+    pages = sum(cached_pages(path) for path in store.files)
+    used = {(row[LAYER_ID], row[EXPERT]) for row in rows.tolist() if row[KIND] == LOAD}
+    assert pages * mmap.PAGESIZE >= len(used) * store.spec.expert_bytes
+    replayed(one, store, read="uncached")
+    assert [cached_pages(path) for path in store.files] == [0] * len(store.files)
+
+
 @pytest.mark.slow
 def test_memory_is_the_budget_and_little_more(tmp_path: Path) -> None:
     """2.1 GB of experts of Mixtral's sizes at 10 %: budget, staging and 100 MB."""
@@ -321,7 +343,8 @@ def test_what_follows_has_begun(store: Store) -> None:
             return real(row, expert, first, places)
 
         device._files.begin = begin  # type: ignore[method-assign]
-        copies = [Copy(1, 3, b, [7 - b], 6 - b if b < 4 else -1) for b in range(5)]
+        after = [[6, 5], [5, 4], [4, 3], [3], []]
+        copies = [Copy(1, 3, b, [7 - b], then) for b, then in enumerate(after)]
         assert in_order(device, *copies) == [None] * 5
         assert begun == [(1, 3, b) for b in range(5)]
         assert held(device, 7, 6, 5, 4, 3) == stored(store, 1, 3, 0, 5)
@@ -330,7 +353,7 @@ def test_what_follows_has_begun(store: Store) -> None:
 def test_what_was_to_follow_and_does_not_is_waited_for(store: Store) -> None:
     """Then its slot may be anybody's."""
     with closing(CpuDevice(store, 8)) as device:
-        copies = [Copy(1, 3, 0, [0], 1), Copy(0, 2, 5, [1], 2), Copy(1, 3, 1, [2], 3)]
+        copies = [Copy(1, 3, 0, [0], [1, 2]), Copy(0, 2, 5, [1], [2]), Copy(1, 3, 1, [2], [3])]
         assert in_order(device, *copies) == [None] * 3
         assert held(device, 0) == stored(store, 1, 3, 0, 1)
         assert held(device, 1) == stored(store, 0, 2, 5, 6)
@@ -341,6 +364,6 @@ def test_what_follows_fails_when_it_is_asked_for(store: Store, tmp_path: Path) -
     own = pack_synthetic(store.spec, tmp_path / "store")
     with closing(CpuDevice(own, 8)) as device:
         os.truncate(own.files[1], own.offset(1, 3, 1))
-        first, then = in_order(device, Copy(1, 3, 0, [0], 1), Copy(1, 3, 1, [1]))
+        first, then = in_order(device, Copy(1, 3, 0, [0], [1]), Copy(1, 3, 1, [1]))
         assert first is None
         assert isinstance(then, DeviceError)

@@ -69,12 +69,14 @@ def replay(
         executor = Executor(case.spec, scheduler, device, Slots(case.spec, needed), recorder, watch)
         activations = _Activations(store, device)
         executor.preload()
-        metered.start()
+        metered.start(executor.zero)
         step: Step | None = None
         lookup_ns = 0
         for event in workload.events(case.steps(progress)):
             if event.step is not step:
                 executor.end_step(step)
+                if step is not None and step.phase != event.step.phase:
+                    metered.sample()
                 step = event.step
             if event.experts is None:
                 continue

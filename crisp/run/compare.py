@@ -13,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.errors import CrispError
+from crisp.run.metrics.phases import PHASES
+from crisp.run.metrics.phases import TIMES as PARTS
+from crisp.run.repeats import half_width
 from crisp.run.result import Run, load_runs, nth_run
 from crisp.run.timeline import (
     BLOCKS,
@@ -36,7 +39,8 @@ MAY_DIFFER = ("engine", "hardware", "device", "store", "trace.file", "profile.fr
 COUNTS = ("tasks", "hits", "partial_hits", "skipped", "blocks_loaded", "bytes_loaded")
 TIMES = (
     "tokens_per_second", "ms_per_token_mean", "ms_per_token_p50", "ms_per_token_p95",
-    "link_busy", "compute_busy", "stall_ms_per_token",
+    "prefill_tokens_per_second", "ttft_ms", "link_busy", "compute_busy",
+    *(f"{phase}_{part}_per_token" for phase in PHASES for part in PARTS),
 )  # fmt: skip
 QUANTILES = (5, 50, 95)  # percent
 _WHERE = [EVENT, LAYER_ID, EXPERT, FIRST, BLOCKS]
@@ -49,6 +53,14 @@ class ComparedMetric:
     metric: str
     simulated: float | None
     measured: float | None
+    half_width: float | None = None  # of the measured one's 95 % interval; None: not known
+
+    @property
+    def differs(self) -> bool | None:
+        """Whether the simulated value is outside the measured one's interval; None: not known."""
+        if self.simulated is None or self.measured is None or self.half_width is None:
+            return None
+        return abs(self.simulated - self.measured) > self.half_width
 
     @property
     def error(self) -> float | None:
@@ -99,7 +111,9 @@ def compare(
     """
     check_same_case(simulated, measured)
     pairs = tuple(
-        ComparedMetric(name, simulated.metrics[name], measured.metrics[name])
+        ComparedMetric(
+            name, simulated.metrics[name], measured.metrics[name], half_width(measured, name)
+        )
         for name in (*COUNTS, *TIMES)
     )
     if simulated_rows is None or measured_rows is None:

@@ -90,10 +90,10 @@ def generate(
     writer = TextWriter(model.loaded.tokenizer, ids, on_text)
     with closing(options.open(model.store, needed)) as device, metering(meter, power) as metered:
         executor = Executor(case.spec, scheduler, device, Slots(case.spec, needed), recorder, watch)
-        offloaded = OffloadedExperts(model, case, executor, len(ids))
+        offloaded = OffloadedExperts(model, case, executor, len(ids), metered.sample)
         with _threads(options.threads), offloaded.attached():
             executor.preload()
-            metered.start()
+            metered.start(executor.zero)
             _write(model, ids, max_new_tokens, case.conditions.chunk, writer)
             offloaded.end()
         total_ns = executor.finish()

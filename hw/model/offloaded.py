@@ -6,7 +6,7 @@ output comes back summed with the router's weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from time import perf_counter_ns
@@ -36,8 +36,18 @@ from crisp.trace import DECODE, PREFILL
 class OffloadedExperts:
     """The forward passes of one sequence, as steps and events of an executor; records routing."""
 
-    def __init__(self, model: ResidentModel, case: Case, executor: Executor, prompt: int) -> None:
-        """case: gives policy and profile. prompt: the number of its tokens."""
+    def __init__(
+        self,
+        model: ResidentModel,
+        case: Case,
+        executor: Executor,
+        prompt: int,
+        prompt_ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """case: gives policy and profile. prompt: the number of its tokens. prompt_ended: called
+        when all of them have been run.
+        """
+        self._prompt_ended = prompt_ended
         self._model, self._executor, self._prompt = model, executor, prompt
         self._layers, self._experts = model.layout.layers, case.spec.n_experts
         own = model.loaded.model.dtype  # for a quantised store, which has no type of its own
@@ -120,6 +130,8 @@ class OffloadedExperts:
         first = 0 if self._step is None else self._step.rows[-1] + 1
         rows = range(first, first + tokens.numel())
         prefill = first < self._prompt
+        if first == self._prompt:
+            self._prompt_ended()
         opens, closes = first == 0, prefill and rows.stop == self._prompt
         self._step = Step(rows, PREFILL if prefill else DECODE, opens, closes)
         self._passes.append(RecordedRouting(*empty(len(rows), *self._shape)))

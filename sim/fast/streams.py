@@ -73,8 +73,8 @@ SOURCES = digest(
 )  # fmt: skip
 
 
-def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]:
-    def run_batch(machine: Machine, batch: StepBatch, ends: Ints, loaded_by: Ints) -> None:
+def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints], None]:
+    def run_batch(machine: Machine, batch: StepBatch, after: Ints) -> None:
         """Execute a batch."""
         sources  # noqa: B018  (enclosed: see `kept`)
         rules, load_ns, row_of_layer, now, entries, parts, lists, slots, jobs, custom, sizes = (
@@ -84,7 +84,7 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
             kind_of_step, layer_ns, first_task, entry, width, seen, bare, taken,
             kind_of_task, piece_ns, least_ns, tokens, guess, first_routed, routed,
         ) = batch  # fmt: skip
-        for step in range(len(ends)):
+        for step in range(after.shape[1]):
             for layer in range(len(row_of_layer)):
                 ns, row = layer_ns[layer, kind_of_step[step]], row_of_layer[layer]
                 if ns:
@@ -120,7 +120,11 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
                 queue(rules, now, slots, count)
                 while now[LEFT]:
                     _piece(rules, load_ns, now, entries, parts, lists, slots, piece_ns, custom)
-            ends[step], loaded_by[step] = now[TIME], now[BYTES_LOADED]
+            in_flight = now[TIME] - now[SINCE] if now[BUSY] else 0
+            after[0, step], after[1, step] = now[TIME], now[BYTES_LOADED]
+            after[2, step], after[3, step] = now[COMPUTE_NS], now[LAYER_NS]
+            after[4, step] = now[LINK_NS] + in_flight
+            after[5, step] = now[COMPUTE_HIDDEN] + now[LAYER_HIDDEN]
 
     return kept(run_batch, **BARE)
 
@@ -194,5 +198,7 @@ def _arrive(rules: Ints, now: Ints, slots: Ints) -> None:
 
 
 run_batch = _enclosing(SOURCES)
-"""run_batch(machine, batch, ends, loaded_by) executes a batch; of each step: when it ends, in ns,
-and the bytes that were issued until then."""
+"""run_batch(machine, batch, after) executes a batch.
+
+after [6, steps]: when each step ends; the bytes issued until then; how long until then experts and
+layers were computed, the link was busy, and both streams were; in ns from the start of the run."""

@@ -28,7 +28,7 @@ from crisp.sim.fast_simulate import fast_simulate
 from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from crisp.sim.streams import SimulatedStreams
-from crisp.trace import RoutingTrace
+from crisp.trace import PREFILL, RoutingTrace
 from crisp.trace.bundled import bundled_traces
 from crisp.trace.fitting import fit_to_trace
 from tests.oracles.straight import KEYS
@@ -55,6 +55,7 @@ def told(scheduler: Any, sums: RunTotals, log: StepLog, **more: Any) -> dict[str
         "ahead": ahead and (ahead.useful_bytes, ahead.late_bytes, ahead.wasted_bytes),
         **{name: getattr(sums, name) for name in TOTALS},
         "steps": [column.tolist() for column in log.columns()],
+        "prompts": sums.prompt_times(log.columns()[2] == PREFILL),
         "by step": [getattr(steps, field.name).tolist() for field in fields(StepTimes)],
         **more,
     }

@@ -155,6 +155,12 @@ ModelledEnergy = Annotated[
         "--modelled-energy", help="Joules from --hardware's power figures, instead of a meter."
     ),
 ]
+Repeats = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Run so often: means of all, with 95 % intervals.  [default: 1]"
+    ),
+]
 EnergyWithin = Annotated[
     str | None,
     typer.Option(

@@ -41,6 +41,7 @@ def generate(
         str | None, typer.Option(help="A machine's profile, for order johnson and modelled energy.")
     ] = None,
     modelled_energy: flags.ModelledEnergy = False,
+    repeats: flags.Repeats = None,
     energy_within: flags.EnergyWithin = None,
     energy_repeats: flags.EnergyRepeats = None,
     metadata: Annotated[
@@ -109,7 +110,7 @@ def generate(
     check_outputs({**files, "--record": record}, inputs)
     share = Budget.parse(budget)
     asked = None if loss is None else parse_loss(loss)
-    rule = StoppingRule.parse(energy_within, energy_repeats)
+    rule = StoppingRule.parse(energy_within, energy_repeats, runs=repeats)
     options = device_options(
         device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
         loads_from=loads_from, read=read, progress=ReadingProgress(),
@@ -169,7 +170,7 @@ def generate(
         generated = once(sinks, show)
     if record is not None:
         generated.trace.save(record)
-    with progress_share("writing it again, for its joules"):
+    with progress_share("writing it again"):
         repeated, interrupt = repeat_run(generated.run, lambda: once().run, rule)
     outputs.write_runs([repeated])
     print(f"\n{summary(repeated, len(generated.tokens))}", file=people)
@@ -197,7 +198,7 @@ def _printing(people: TextIO) -> Iterator[Callable[[str], None]]:
 def summary(run: Run, tokens: int) -> str:
     """Return what came of a generation, in a line or two; tokens: that were written."""
     from crisp.cli.output.columns import DASH, format_numbers
-    from crisp.cli.output.joules import describe_joules, describe_source
+    from crisp.cli.output.measured import describe_joules, describe_source, describe_speed
     from crisp.units import format_count
 
     metrics, why = run.metrics, run.unavailable
@@ -211,15 +212,21 @@ def summary(run: Run, tokens: int) -> str:
         f"{format_count(tokens, 'token')} ({metrics['tokens']:,} with the prompt)",
         shown("tokens_per_second", "tokens/s"),
         shown("ttft_ms", "ms to the first"),
-        shown("bytes_per_token", "MB/token", 1e-6),
+        shown("decode_bytes_per_token", "MB/token", 1e-6),
         shown("hit_rate", "% hits", 100),
-        shown("energy_j_per_token", "J/token"),
+        shown("decode_energy_j_per_token", "J/token"),
     ]
     setting = f"{run.settings['policy']['name']} at {run.settings['budget']['asked']}"
     lines = [f"{setting}: {', '.join(parts)}"]
-    missing = {"tokens_per_second": "tokens/s", "hit_rate": "hits", "energy_j_per_token": "J/token"}
+    missing = {
+        "tokens_per_second": "tokens/s",
+        "hit_rate": "hits",
+        "decode_energy_j_per_token": "J/token",
+    }
     lines += [f"{head} {DASH}: {why[metric]}" for metric, head in missing.items() if metric in why]
-    if metrics["energy_j_per_token"] is not None:
+    if (speed := describe_speed(run)) is not None:
+        lines.append(f"speed: {speed}")
+    if metrics["energy_j"] is not None:
         first, *more = describe_joules(run)
         lines += [f"energy {describe_source(run)}: {first}", *more]
     return "\n".join(lines)

@@ -88,7 +88,7 @@ def execute(
         cost,
         by_block=by_block,
         whole=policy.order.rule.timed,
-        weighs=policy.cache.rule.retains,
+        weighs=policy.weighs,
         guess=policy.prefetch.source == ROUTER,
         following=following,
         perfect=policy.prefetch.source == FUTURE,

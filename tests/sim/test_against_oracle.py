@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from tests.sim.drawn import toys
+from tests.sim.drawn import SALIENT, toys
 from tests.sim.toys import Toy
 
 SAME = ("total_ns", "tasks", "hits", "partial", "blocks_loaded", "size_loaded",
@@ -31,4 +31,11 @@ def test_every_activity_agrees(toy: Toy) -> None:
 @settings(max_examples=300)
 @given(toys(["saliency"]))
 def test_every_activity_agrees_where_saliency_decides(toy: Toy) -> None:
+    check(toy)
+
+
+@pytest.mark.seconds
+@settings(max_examples=300)
+@given(toys(prefetches=SALIENT))
+def test_every_activity_agrees_where_saliency_prefetches(toy: Toy) -> None:
     check(toy)

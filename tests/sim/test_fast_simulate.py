@@ -32,7 +32,7 @@ from crisp.trace import RoutingTrace
 from crisp.trace.bundled import bundled_traces
 from crisp.trace.fitting import fit_to_trace
 from tests.oracles.straight import KEYS
-from tests.sim.drawn import toys
+from tests.sim.drawn import SALIENT, toys
 from tests.sim.toys import Costs, GivenWidths, Toy
 
 TOTALS = [field.name for field in fields(RunTotals)]
@@ -62,7 +62,7 @@ def told(scheduler: Any, sums: RunTotals, log: StepLog, **more: Any) -> dict[str
 
 def by_simpy(toy: Toy) -> dict[str, Any]:
     trace, scheduler, log = toy.trace(), toy.scheduler(), StepLog()
-    workload = Workload(trace, widths(toy), guess=toy.prefetch == "guess")
+    workload = Workload(trace, widths(toy), guess="guess" in toy.prefetch)
     belady = Belady(toy.spec(), toy.start(), compiled=False)
     recorder = Recorder([belady], by_block=toy.granularity == "block")
     total = SimulatedStreams(toy.spec(), scheduler, toy.costs, workload, recorder, log).run(
@@ -120,6 +120,13 @@ def test_random_runs_agree_where_saliency_decides(toy: Toy) -> None:
     assert fast(toy) == by_simpy(toy)
 
 
+@pytest.mark.seconds
+@settings(max_examples=300)
+@given(toys(prefetches=SALIENT))
+def test_random_runs_agree_where_saliency_prefetches(toy: Toy) -> None:
+    assert fast(toy) == by_simpy(toy)
+
+
 @pytest.mark.parametrize("cache", ["saliency", *KEYS])
 def test_longer_runs_agree(cache: str) -> None:
     """Long enough that caches differ; three tokens a step, so that tasks have several rows."""
@@ -143,6 +150,8 @@ def test_longer_runs_agree(cache: str) -> None:
         {"cache": "random", "order": "random"},
         {"cache": "least-stale", "scope": "global"},
         {"cache": "saliency", "unit": "block", "prefetch": "previous"},
+        {"cache": "saliency", "unit": "block", "prefetch": "saliency(perfect)", "tabled": False},
+        {"cache": "saliency", "unit": "block", "prefetch": "saliency(previous)", "batch": 2},
     ],
 )
 def test_batches_go_on_where_the_last_one_ended(
@@ -232,6 +241,10 @@ def test_bundled_traces_agree(name: str, policy: str, budget: str, changes: dict
         ("30%", {"width": "saliency(.2)", "granularity": "block", "batch": 3}),
         ("20%", {"width": "contribution-resident(.6)", "scope": "global", "order": "johnson"}),
         ("20%", {"width": "tiered", "prefetch": "guess", "granularity": "block"}),
+        ("20%", {"prefetch": "saliency(guess)"}),
+        ("40%", {"prefetch": "saliency(perfect)", "granularity": "block"}),
+        ("20%", {"prefetch": "saliency(previous)", "batch": 3, "cache": "lru"}),
+        ("30%", {"prefetch": "saliency(frequent)", "width": "contribution-resident(.6)"}),
         ("5%", {"phase": "prefill", "chunk": 48}),
     ],
 )

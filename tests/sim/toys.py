@@ -235,14 +235,14 @@ class Toy:
         return Worth(expected, [(1, 2, 40)[hash_key(5, 0, block) % 3] for block in blocks])
 
     def anticipation(self) -> Anticipation:
-        """Whatever, with ties: of the weights, which are quarters, 1/4 is too little for some
-        blocks, just enough for others, and more than that for the rest.
+        """Whatever, with ties: of weights, which are quarters, 1/4 is too little for some blocks,
+        just enough for others, and more than that for the rest.
         """
         spec = self.spec()
         blocks = range(spec.n_routed * self.n_blocks)
-        sizes = [(2, 3, 4, 4, 9)[hash_key(6, 0, block) % 5] * ONE for block in blocks]
+        sizes = [(1, 3, 4, 4, 9)[hash_key(6, 0, block) % 5] * ONE for block in blocks]
         ranks = [
-            [(3 + row - rank) * ONE // 4 for rank in range(spec.top_k)]
+            [max(0, 2 + row - rank) * ONE // 4 for rank in range(spec.top_k)]
             for row in range(len(spec.moe_layers))
         ]
         return Anticipation(sizes, ranks)

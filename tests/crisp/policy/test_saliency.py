@@ -64,7 +64,7 @@ def kept(made: EventScheduler) -> dict[int, int]:
 
 
 def test_the_example_of_the_contract() -> None:
-    section = CONTRACT.read_text().split("### An example of rule 24")[1].split("\n## ")[0]
+    section = CONTRACT.read_text().split("### An example of rule 24")[1].split("\n25. ")[0]
     given = json.loads(section.split("```json")[1].split("```")[0])
     rows = re.findall(r"^\| \d.*\|$", section, re.MULTILINE)
     made = scheduler(given["capacity"], given["expected"], given["sizes"])

@@ -141,6 +141,22 @@ def test_longer_runs_agree(cache: str) -> None:
         assert fast(toy) == by_simpy(toy)
 
 
+@pytest.mark.parametrize("prefetch", SALIENT)
+def test_rows_that_predict_an_expert_at_several_ranks_agree(prefetch: str) -> None:
+    """Few experts, four tokens a step: the largest weight decides what is worth loading."""
+    rng = np.random.default_rng(11)
+    experts, guess = rng.random((2, 80, 2, 4)).argsort(axis=3)[..., :3]
+    toy = Toy(
+        experts, rng.integers(0, 3, experts.shape), 4, 3, guess=guess, prefetch=prefetch,
+        cache="saliency", unit="block", sequence=np.arange(80) // 20, batch=4,
+        costs=Costs(router=9), weights=rng.integers(0, 4, experts.shape) / 4, share=Fraction(1, 4),
+    )  # fmt: skip
+    expected = by_simpy(toy)
+    assert fast(toy) == expected
+    assert sum(expected["ahead"]) > 0
+    assert toy.simulated()["activities"] == toy.oracle()["activities"]
+
+
 @pytest.mark.parametrize(
     "own",
     [

@@ -77,7 +77,7 @@ def test_weights_by_rank_are_means_of_equal_parts() -> None:
     weights = [[0.75] * 16 + [0.5] * 16, [0.25] * 32]
     made = anticipation(FOUR, POLICY, profile(weights, (6, 2), [4, 3, 2, 1]))
     assert made.by_rank == [[11 * ONE // 16, 3 * ONE // 8]] * 2
-    assert made.weighed(0, [5, -1, 3, 5, 5, 2]) == [
+    assert made.weighed(0, [5, -1, 3, 5, -1, 2]) == [
         (5, 11 * ONE // 16), (3, 11 * ONE // 16), (2, 3 * ONE // 8),
     ]  # fmt: skip
 

@@ -17,8 +17,7 @@ def prefetching_section(models: Sequence[Row]) -> str:
     cells = prefetching_cells(models)
     lines = [[_gain(cells_of, BEST) for cells_of in by_machine] for by_machine in _apart(cells)]
     told = [
-        f"on {machine} it takes {_span(gains)} ({sum(gain < 0 for gain in gains)} of "
-        f"{len(gains)} faster)"
+        f"{_span(gains)} on {machine} ({sum(gain < 0 for gain in gains)} of {len(gains)} faster)"
         for machine, gains in zip(MACHINES, lines, strict=True)
     ]
     bounds = [
@@ -36,9 +35,9 @@ def prefetching_section(models: Sequence[Row]) -> str:
         "experts of 44 and 17 MB in the place of its own. What is brought takes free room of the "
         "budget, or waits in staging. `saliency(...)` brings, of what is predicted, only blocks "
         "worth loading, the one worth most first (contract, rule 25).\n\n"
-        f"Does it pay? With `{BEST}` a token's time changes: {'; '.join(told)}. It is no slower "
-        f"than plain `guess` in {sum(more >= 0 for more in plainer)} of {len(plainer)} cells, "
-        f"{vain[0] / vain[1]:.1f} times fewer bytes are brought in vain. "
+        f"Does it pay? `{BEST}` changes a token's time by {'; '.join(told)}. It is no slower "
+        f"than plain `guess` in {sum(more >= 0 for more in plainer)} of {len(plainer)} cells, and "
+        f"brings {vain[0] / vain[1]:.1f} times fewer bytes in vain. "
         f"A prefetcher that knows what the next event is routed to (`{BOUND}`) changes the time by "
         f"{'; '.join(bounds)}: no prediction of the next event can be expected to bring more. "
         "Where a block takes longer to load than a layer to compute, as those of 44-MB experts on "

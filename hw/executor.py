@@ -191,7 +191,7 @@ class Executor:
 
     def _wait(self, condition: threading.Event) -> None:
         """Wait for a condition as long as the streams are alive; raise what one failed with."""
-        while not condition.wait(_CHECK_SECONDS):
+        while not self.device.wait(condition, _CHECK_SECONDS):
             self.device.check()
         if self._failure is not None:
             raise self._failure

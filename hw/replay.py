@@ -62,7 +62,7 @@ def replay(
         )
     cost = case.order_cost(hardware)
     scheduler, workload = case.scheduler(cost), case.workload()
-    recorder = Recorder(sinks, case.conditions.by_block)
+    recorder = Recorder(sinks)
     needed = slots_needed(case.spec, case.capacity(), scheduler.ahead is not None)
     model = power_model(hardware, modelled_energy)
     with closing(options.open(store, needed)) as device, metering(meter, model) as metered:

@@ -124,7 +124,7 @@ def _enclosing(sources: str) -> Callable[..., None]:
             retain(
                 rules, now, entries, parts, slots, sizes, first_routed, routed, event, row, count
             )
-            rank(rules, load_ns[row], now, slots, jobs, width, count, custom)
+            rank(rules, load_ns[row], now, slots, jobs, load_ns, count, custom)  # none asks times
             queue(rules, now, slots, count)
             while now[LEFT]:
                 issued = next_load(rules, now, entries, parts, lists, slots, custom)

@@ -44,7 +44,7 @@ def simulate(
     workload, scheduler, start = case.workload(), case.scheduler(cost), case.start()
     uses = len(case.rows()) * len(case.spec.moe_layers) * case.trace.k
     belady = Belady(case.spec, start, compiled=uses > FEW)
-    recorder, log = Recorder([*sinks, belady], case.conditions.by_block), StepLog()
+    recorder, log = Recorder([*sinks, belady]), StepLog()
     streams = SimulatedStreams(case.spec, scheduler, cost, workload, recorder, log, watch)
     total_ns = streams.run(case.steps(progress))
     return finish(

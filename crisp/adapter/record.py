@@ -35,6 +35,8 @@ def rank_by_weight(
             f"{name}: chose expert {ids.max()} of {n_experts}; what that means is not understood"
         )
     absent = ids == n_experts  # transformers' sentinel for "no expert"
+    if (w[:, 1:] <= w[:, :-1]).all() and not absent.any():  # as most routers return them
+        return ids.astype(np.int16), w.copy(), np.arange(w.shape[1])[None].repeat(len(w), 0)
     rank = np.argsort(np.where(absent, np.inf, -w), axis=1, kind="stable")
     ids = np.take_along_axis(np.where(absent, -1, ids), rank, 1)
     return ids.astype(np.int16), np.take_along_axis(np.where(absent, 0, w), rank, 1), rank

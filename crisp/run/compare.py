@@ -69,13 +69,13 @@ class TimelineComparison:
     events: int
     errors: tuple[float, ...]
     loads: str | None  # in the order in which they ended
-    pieces: str | None  # of each event, in whatever order
+    computed: str | None  # blocks of each task, in whatever order and however many pieces
     residents: str | None  # blocks of the budget after each event
 
     @property
     def identical(self) -> bool:
         """Whether both made the same decisions."""
-        return (self.loads, self.pieces, self.residents) == (None, None, None)
+        return (self.loads, self.computed, self.residents) == (None, None, None)
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def _timelines(simulated: Rows, measured: Rows) -> TimelineComparison:
         events=count,
         errors=tuple(errors),
         loads=_first_difference("load", _loads(simulated), _loads(measured)),
-        pieces=_first_difference("piece", _pieces(simulated), _pieces(measured)),
+        computed=_first_difference("task", _computed(simulated), _computed(measured)),
         residents=_first_difference(
             "blocks after event", *(end_rows[:, [EVENT, RESIDENT]].tolist() for end_rows in ends)
         ),
@@ -238,8 +238,15 @@ def _loads(rows: Rows) -> list[list[int]]:
     return _named(rows[on_link])
 
 
-def _pieces(rows: Rows) -> list[list[int]]:
-    return sorted(_named(rows[rows[:, KIND] == COMPUTE]))
+def _computed(rows: Rows) -> list[list[int]]:
+    """Return the tasks that were computed, in order of (event, layer, expert).
+
+    Into which pieces a task is cut depends on when its blocks come.
+    """
+    pieces = np.array(_named(rows[rows[:, KIND] == COMPUTE]), np.int64).reshape(-1, len(_WHERE))
+    tasks, place = np.unique(pieces[:, :3], axis=0, return_inverse=True)
+    blocks = np.bincount(place.reshape(-1), pieces[:, 4], len(tasks)).astype(np.int64)
+    return [[*task, 0, n] for task, n in zip(tasks.tolist(), blocks.tolist(), strict=True)]
 
 
 def _named(rows: Rows) -> list[list[int]]:

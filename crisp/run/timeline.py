@@ -53,12 +53,14 @@ class Sink(Protocol):
 class Recorder:
     """A collector of rows, which hands them on in blocks, each the rows of whole events."""
 
-    def __init__(self, sinks: Sequence[Sink], by_block: bool) -> None:
-        """by_block: every block is loaded and computed by itself (granularity block)."""
+    def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = sinks
         self._values: list[int] = []
+        self._jobs: list[int] = []
         self.add = self._values.extend  # add((step, event, ...)): one row, in COLUMNS' order
-        self.sums = TimelineTotals(by_block)
+        self.add_jobs = self._jobs.extend  # (event, load ns, compute ns) of jobs, where costs are
+        # known: what an event has to do, in whatever order; see `crisp.sim.bounds.least_times`
+        self.sums = TimelineTotals()
 
     def flush(self, now: int, link_since: int | None, always: bool = False) -> None:
         """Hand on what has been collected, between two events, if it is much or ``always``.
@@ -69,6 +71,8 @@ class Recorder:
             rows = np.array(self._values, np.int64).reshape(-1, len(COLUMNS))
             self._values.clear()
             self.sums.add(rows, now, link_since)
+            self.sums.add_jobs(np.array(self._jobs, np.int64).reshape(-1, 3))
+            self._jobs.clear()
             for sink in self._sinks:
                 sink.write(rows)
 
@@ -82,7 +86,7 @@ class RunTotals:
     link: int = 0
     compute_hidden: int = 0  # routed experts, while the link is busy
     layer_hidden: int = 0
-    alone: int = 0  # all computations, undisturbed by the link
+    alone: int = 0  # all computations, as if nothing had to be loaded
     order_bound: int = 0  # every event's tasks in their best order
     blocks_landed: int = 0  # blocks
     blocks_computed: int = 0  # blocks
@@ -99,9 +103,8 @@ class RunTotals:
 class TimelineTotals(RunTotals):
     """Sums over a timeline that is fed block by block."""
 
-    def __init__(self, by_block: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._by_block = by_block
         self._until = 0  # all before this has been counted
         self._rows = hashlib.sha256()
         self._computed = np.zeros(0, np.int64)  # [layers]: blocks
@@ -131,9 +134,16 @@ class TimelineTotals(RunTotals):
         blocks = np.bincount(computed[:, LAYER_ID], computed[:, BLOCKS], len(self._computed))
         blocks[: len(self._computed)] += self._computed
         self._computed = blocks.astype(np.int64)
-        self.alone += int(rows[~on_link, ALONE].sum())
-        self.order_bound += int(rows[kind == LAYER, ALONE].sum()) + self._best_orders(rows)
+        layers = int(rows[kind == LAYER, ALONE].sum())
+        self.alone += layers
+        self.order_bound += layers
         self._until = now
+
+    def add_jobs(self, jobs: Rows) -> None:
+        """Count what whole events have to do: jobs [n, (event, load ns, compute ns)]."""
+        event, load, compute = jobs.T
+        self.alone += int(compute.sum())
+        self.order_bound += makespan(load, compute, event)
 
     def digest(self) -> str:
         """Return the sha256 of all rows so far: a file of them is this run's, and no other's."""
@@ -141,23 +151,6 @@ class TimelineTotals(RunTotals):
 
     def computed_by_layer(self) -> dict[int, int]:
         return dict(enumerate(self._computed.tolist()))
-
-    def _best_orders(self, rows: Rows) -> int:
-        """Return the summed makespans of ``rows``' events; at granularity block a block is a job.
-
-        Then the blocks of an expert come in order, and the true optimum may be longer.
-        """
-        expert_rows = rows[(rows[:, KIND] == LOAD) | (rows[:, KIND] == COMPUTE)]
-        if not len(expert_rows):
-            return 0
-        block = expert_rows[:, FIRST] if self._by_block else 0
-        event = expert_rows[:, EVENT] - expert_rows[0, EVENT]
-        job = (((event << 16) + expert_rows[:, EXPERT]) << 16) + block
-        jobs, place = np.unique(job, return_inverse=True)
-        computes, time = expert_rows[:, KIND] == COMPUTE, expert_rows[:, ALONE]
-        load = np.bincount(place[~computes], time[~computes], len(jobs)).astype(np.int64)
-        compute = np.bincount(place[computes], time[computes], len(jobs)).astype(np.int64)
-        return makespan(load, compute, jobs >> 32)
 
 
 @dataclass(frozen=True, eq=False)

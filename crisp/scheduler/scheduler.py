@@ -80,8 +80,8 @@ class EventScheduler:
         self._costs = None if cost is None else costs_by_row(cost, spec)
         self._upto = [spec.neurons(0, blocks) for blocks in range(spec.n_blocks + 1)]
         self._sequential = policy.order.sequential
-        self._by_block = granularity == "block"
-        self._streams_blocks = self._by_block and not self._sequential
+        self.by_block = granularity == "block"  # loads single blocks
+        self._streams_blocks = self.by_block and not self._sequential
         self._staging = STAGING_EXPERTS * spec.n_blocks  # free blocks
         self._row = self._part = 0
         self._tasks: list[Task] = []  # by rank
@@ -145,7 +145,7 @@ class EventScheduler:
                 return None
             evicted = placed
         first = task.issued
-        blocks = 1 if self._by_block else task.width - first
+        blocks = 1 if self.by_block else task.width - first
         task.issued = first + blocks
         self.blocks_loaded += blocks
         self.bytes_loaded += blocks * self._block_bytes[self._row]
@@ -173,15 +173,14 @@ class EventScheduler:
             heappush(self._ready, task.rank)
 
     def next_compute(self) -> Task | None:
-        """Issue the next piece, blocks [ended, started) of the task; compute must be free.
-
-        None: no task has what it needs.
+        """Issue the next piece, blocks [ended, started) of the task: all that it has of what is to
+        be computed. Compute must be free. None: no task has what it needs.
         """
         ready = self._ready
         if not ready or (self._sequential and ready[0] != self._turn):
             return None
         task = self._tasks[heappop(ready)]
-        task.started = task.started + 1 if self._by_block else task.width
+        task.started = min(task.have, task.width)
         return task
 
     def computed(self, task: Task) -> None:

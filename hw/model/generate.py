@@ -85,7 +85,7 @@ def generate(
     ids = _prompt(model, prompt, max_new_tokens)
     case = empty_case(model.store, policy, budget, profile, split, conditions or Conditions())
     cost, power = case.order_cost(hardware), power_model(hardware, modelled_energy)
-    scheduler, recorder = case.scheduler(cost), Recorder(sinks, case.conditions.by_block)
+    scheduler, recorder = case.scheduler(cost), Recorder(sinks)
     needed = slots_needed(case.spec, case.capacity(), scheduler.ahead is not None)
     writer = TextWriter(model.loaded.tokenizer, ids, on_text)
     with closing(options.open(model.store, needed)) as device, metering(meter, power) as metered:

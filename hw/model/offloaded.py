@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.hw.devices.batch import expert_batches
 from crisp.hw.executor import Executor
-from crisp.hw.model.lookup import WidthLookup
+from crisp.hw.model.lookup import HostLookup, WidthLookup
 from crisp.hw.model.resident import ResidentModel
 from crisp.hw.store.reader import TORCH_TYPES
 from crisp.model.quantization import BITS
@@ -45,8 +46,11 @@ class OffloadedExperts:
             own if quantised else getattr(import_extra("torch"), TORCH_TYPES[model.store.dtype])
         )
         self._widths = case.policy.width.bind(case.spec, case.profile, True)
-        self._lookup = WidthLookup(
-            case.spec, self._widths, executor.device.upload, executor.device.fetch
+        device = executor.device
+        self._lookup = (
+            HostLookup(case.spec)
+            if device.host_memory
+            else WidthLookup(case.spec, self._widths, device.upload, device.fetch)
         )
         self._rescaling = rescaling(case.spec, case.profile) if case.policy.rescales else None
         self._routing = router_scores(model.layout, case.policy, case.spec, case.profile)
@@ -57,6 +61,7 @@ class OffloadedExperts:
         self._step: Step | None = None  # of the current pass
         self._turn = len(self._layers)  # the MoE layer that comes next
         self._heard: tuple[Any, Any] | None = None  # that layer's router, asked ahead
+        self._widths_ns = 0  # spent on widths that the lookup left to the policy
         self.skipped = 0  # (token, expert) pairs of width 0
 
     def _check_calls(self, case: Case) -> None:
@@ -93,7 +98,7 @@ class OffloadedExperts:
     @property
     def lookup_ns(self) -> int:
         """The time spent on finding widths so far in ns, without waiting for the routers."""
-        return self._lookup.own_ns
+        return self._lookup.own_ns + self._widths_ns
 
     def end(self) -> None:
         """End the last pass."""
@@ -162,7 +167,9 @@ class OffloadedExperts:
             routing.guess[:, following, : chosen.guess.shape[1]] = chosen.guess
         if widths is None:
             resident = executor.residents(layer.index) if self._widths.residency else None
+            begin = perf_counter_ns()
             widths = self._widths.widths(layer.index, ids, half, resident)
+            self._widths_ns += perf_counter_ns() - begin
         self.skipped += int(((widths == 0) & (ids >= 0)).sum())
         tasks = union(ids.tolist(), widths.tolist())
         routed = routed_weights(ids.tolist(), half) if executor.scheduler.weighs else None

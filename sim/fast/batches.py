@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import gcd
+from math import gcd, isqrt
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from crisp.policy import BoundWidths
 from crisp.policy.retention import ONE, units
 from crisp.profile import Transitions
 from crisp.scheduler.workload import Step
+from crisp.sim.bounds import least_times
 from crisp.sim.fast.rules import positive, refused, within
 from crisp.sim.fast.state import Ints, StepBatch
-from crisp.sim.fast.unions import routed, union, union_on
+from crisp.sim.fast.unions import distinct, routed, union, union_on
 from crisp.trace import RoutingTrace
 
 _ROWS = 2048  # of a batch: few enough to need little memory, enough to make up for its calls
@@ -92,22 +93,21 @@ class StepBatches:
         cost: CostModel,
         *,
         by_block: bool,
-        whole: bool,
         weighs: bool,
         guess: bool,
         following: Transitions | None,
         perfect: bool,
     ) -> None:
-        """whole: an order asks what each task takes; weighs: the router's weights are asked for, as
-        `EventScheduler.weighs` says; guess, following, perfect: a prefetcher asks
-        for the trace's guesses, for what is usual, or for what will be.
+        """weighs: the router's weights are asked for, as `EventScheduler.weighs` says; guess,
+        following, perfect: a prefetcher asks for the trace's guesses, for what is usual, or for
+        what will be.
         """
         self._trace, self._widths, self._costs = trace, widths, CostTable(spec, cost)
         self._row_costs: list[CostTable] = []  # [MoE layers], where their experts differ in bytes
         if spec.layer_bits is not None:
             self._row_costs = [CostTable(spec, own) for own in costs_by_row(cost, spec)]
         self._experts, self._moe = spec.n_experts, list(trace.moe_layers)
-        self._by_block, self._whole, self._perfect = by_block, whole, perfect
+        self._by_block, self._perfect = by_block, perfect
         self._weighs = weighs
         self._guess = trace.guess if guess else None
         self._following = following
@@ -157,12 +157,12 @@ class StepBatches:
             first_task, entry, width, seen, bare, grains = union_on(
                 experts, bits, first_token, self._experts, self._costs.grains, self._by_block
             )
-        piece_ns, whole_ns = self._times(entry, width, grains)
+        kind_of_task, piece_ns = self._times(entry, width, grains)
         layer_ns, kind_of_step = self._costs.layers(counts)
         taken = width if self._wanted is None else np.zeros(len(entry), np.int64)
         return StepBatch(
             kind_of_step, layer_ns, first_task, entry, width, seen, bare, taken,
-            piece_ns, whole_ns, first_token, self._guesses(rows, whole),
+            kind_of_task, piece_ns, self._least(piece_ns), first_token, self._guesses(rows, whole),
             *self._routed(experts, weights, first_token),
         )  # fmt: skip
 
@@ -182,26 +182,39 @@ class StepBatches:
         return requested
 
     def _times(self, entry: Ints, width: Ints, grains: Ints) -> tuple[Ints, Ints]:
+        """Return (the kind of each (task, state), ns of each kind's pieces)."""
         if not self._row_costs:
             return self._times_by(self._costs, width, grains)
         row = np.repeat(entry // self._experts, self.states)  # [tasks x states]
-        piece_ns = np.zeros(grains.shape, np.int64)
-        whole_ns = np.zeros(len(width), np.int64)
-        for place in np.unique(row).tolist():
+        kind_of_task, tables, kinds = np.zeros(len(width), np.int64), [], 0
+        for place, costs in enumerate(self._row_costs):
             own = row == place
-            times = self._times_by(self._row_costs[place], width[own], grains[own])
-            piece_ns[own], whole_ns[own] = times
-        return piece_ns, whole_ns
+            kind, table = self._times_by(costs, width[own], grains[own])
+            kind_of_task[own] = kinds + kind
+            kinds += len(table)
+            tables.append(table)
+        return kind_of_task, np.concatenate(tables)
 
     def _times_by(self, costs: CostTable, width: Ints, grains: Ints) -> tuple[Ints, Ints]:
         if not self._by_block:
-            whole = costs.pieces(0, width, grains[:, 0])
-            return whole[:, None], whole
-        block = np.arange(grains.shape[1])
-        pieces = costs.pieces(block, block + 1, grains)
-        if self._whole:
-            return pieces, costs.pieces(0, width, grains.sum(axis=1))
-        return pieces, np.zeros(len(width), np.int64)
+            return np.arange(len(width)), costs.pieces(0, width, grains[:, 0])[:, None]
+        kind_of_task, one_of_kind = distinct(grains)
+        grains = grains[one_of_kind]
+        kinds, blocks = grains.shape
+        upto = np.zeros((kinds, blocks + 1), np.int64)
+        np.cumsum(grains, axis=1, out=upto[:, 1:])
+        first, last = np.triu_indices(blocks)  # blocks [first, last]
+        there = grains[:, last] > 0
+        pieces = costs.pieces(first, last + 1, (upto[:, last + 1] - upto[:, first]) * there)
+        piece_ns = np.full((kinds, blocks * blocks), -1, np.int64)
+        piece_ns[:, first * blocks + last] = np.where(there, pieces, -1)
+        return kind_of_task, piece_ns
+
+    def _least(self, piece_ns: Ints) -> Ints:
+        if not self._by_block:
+            return piece_ns
+        blocks = isqrt(piece_ns.shape[1])
+        return least_times(piece_ns.reshape(-1, blocks, blocks))
 
     def _routed(
         self,

@@ -87,7 +87,6 @@ def execute(
         spec,
         cost,
         by_block=by_block,
-        whole=policy.order.rule.timed,
         weighs=policy.weighs,
         guess=policy.prefetch.source == ROUTER,
         following=following,
@@ -141,7 +140,9 @@ def _most(machine: Machine, batch: StepBatch) -> float:
     """ns that a batch cannot exceed: nothing overlaps, and every block is loaded by itself."""
     layers = float(batch.layer_ns.max()) * len(batch.kind_of_step) * len(batch.layer_ns)
     loads = float(batch.width.sum()) * float(machine.load_ns[:, :-1].max())
-    return float(batch.piece_ns.sum(dtype=float)) + layers + loads
+    most_pieces = batch.width if machine.rules[at.BY_BLOCK] else 1
+    longest = batch.piece_ns.max(axis=1, initial=0)[batch.kind_of_task]
+    return float((longest.astype(float) * most_pieces).sum()) + layers + loads
 
 
 def _decided(machine: Machine) -> FastCounts:
@@ -170,7 +171,7 @@ def _totals(machine: Machine) -> RunTotals:
         link=now[at.LINK_NS] + in_flight,
         compute_hidden=now[at.COMPUTE_HIDDEN],
         layer_hidden=now[at.LAYER_HIDDEN],
-        alone=now[at.LAYER_NS] + now[at.COMPUTE_NS],
+        alone=now[at.ALONE],
         order_bound=now[at.ORDER_BOUND],
         blocks_landed=now[at.BLOCKS_LANDED],
         blocks_computed=now[at.BLOCKS_COMPUTED],

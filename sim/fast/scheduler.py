@@ -125,7 +125,7 @@ def next_compute(rules: Ints, now: Ints, slots: Ints) -> int:
         return -1
     slots[READY, place], now[LOWEST] = 0, place + 1
     slot: int = slots[SLOT_OF, place]
-    slots[STARTED, slot] = slots[STARTED, slot] + 1 if rules[BY_BLOCK] else slots[WIDTH, slot]
+    slots[STARTED, slot] = min(slots[HAVE, slot], slots[WIDTH, slot])
     return slot
 
 

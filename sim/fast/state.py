@@ -62,9 +62,9 @@ VICTIM_AT, USE_AT, ENTRY_AT, KEY_AT, PREFETCH_AT, N_CUSTOM = range(6)
     TASKS, HITS, PARTIAL, SKIPPED,  # these and what follows are totals
     BLOCKS_LOADED, BLOCKS_LANDED, BLOCKS_COMPUTED,  # blocks
     BYTES_LOADED, USEFUL, LATE, WASTED,  # bytes
-    LAYER_NS, COMPUTE_NS, LINK_NS, LAYER_HIDDEN, COMPUTE_HIDDEN, ORDER_BOUND,
+    LAYER_NS, COMPUTE_NS, LINK_NS, LAYER_HIDDEN, COMPUTE_HIDDEN, ORDER_BOUND, ALONE,
     N_NOW,
-) = range(40)  # fmt: skip
+) = range(41)  # fmt: skip
 
 # `entries` [., entries], `parts` [., parts]: as in `Residency`, `PrefetchQueue` and
 # `RetainingResidency`. Behind them, one after the other, the sizes of all blocks as in
@@ -81,11 +81,12 @@ CAPACITY, USED, LOCKED, N_PARTS = range(4)
     ENTRY, WIDTH, HAVE, ISSUED, LOW, FROM_STAGING, TRANSIENT, STARTED, ENDED,
     PLACED,  # 1: its missing blocks have a place to go to
     PLACE,  # among the tasks of the batch, or (task, state)s
+    KIND,  # what it is computed like: its row of piece_ns
     RANK,
     SLOT_OF, READY,  # by rank; 1: its next piece may be computed
     QUEUE,  # ranks of the tasks to load for
     N_SLOTS,
-) = range(16)  # fmt: skip
+) = range(17)  # fmt: skip
 
 # `jobs` [., experts x blocks]: scratch of orders.
 KEY, SECOND_KEY, SORTED, JOB_LOAD, JOB_COMPUTE, N_JOBS = range(6)
@@ -124,8 +125,9 @@ class StepBatch(NamedTuple):
     seen: Ints  # [tasks x states]: when it appears first, in its event; by rank if one state
     bare: Ints  # [tasks]: tokens that skip the expert where it has no block
     taken: Ints  # [tasks] widths as they turned out
-    piece_ns: Ints  # [tasks x states, 1 or blocks], by granularity
-    whole_ns: Ints  # [tasks x states]; zeros where no order asks
+    kind_of_task: Ints  # [tasks x states] its row of piece_ns and of least_ns
+    piece_ns: Ints  # [kinds, 1], or of blocks [first, last): [kinds, first x blocks + last - 1]
+    least_ns: Ints  # [kinds, 1 or blocks]: see `crisp.sim.bounds.least_times`
     first_token: Ints  # [steps + 1]
     guess: npt.NDArray[np.int16]  # [tokens, rows, k], for the next row; no tokens if nobody asks
     first_routed: Ints  # [events + 2], of the next batch's first event too; none if nobody weighs

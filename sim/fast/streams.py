@@ -36,12 +36,15 @@ from crisp.sim.fast.retention import retain
 from crisp.sim.fast.scheduler import computed, loaded, next_compute, next_load, queue
 from crisp.sim.fast.state import (
     AHEAD_ROW,
+    ALONE,
+    BLOCKS,
     BUSY,
     BY_BLOCK,
     BYTES_LOADED,
     COMPUTE_HIDDEN,
     COMPUTE_NS,
     ENDED,
+    KIND,
     LAYER_HIDDEN,
     LAYER_NS,
     LEFT,
@@ -56,6 +59,7 @@ from crisp.sim.fast.state import (
     ROWS,
     SINCE,
     SIZE,
+    STARTED,
     STATES,
     TIME,
     UNTIL,
@@ -80,7 +84,7 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
         )
         (
             kind_of_step, layer_ns, first_task, entry, width, seen, bare, taken,
-            piece_ns, whole_ns, tokens, guess, first_routed, routed,
+            kind_of_task, piece_ns, least_ns, tokens, guess, first_routed, routed,
         ) = batch  # fmt: skip
         for step in range(len(ends)):
             for layer in range(len(row_of_layer)):
@@ -90,6 +94,7 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
                     now[LAYER_HIDDEN] += hidden
                 now[LAYER_NS] += ns
                 now[ORDER_BOUND] += ns
+                now[ALONE] += ns
                 if row < 0:
                     continue
                 event = step * rules[ROWS] + row
@@ -101,6 +106,8 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
                     )
                 now[ROW], now[SIZE] = row, load_ns[row, -1]
                 access(rules, now, entries, parts, slots, entry, width, row, first, count, custom)
+                for slot in range(count):
+                    slots[KIND, slot] = kind_of_task[slots[PLACE, slot]]
                 retain(
                     rules, now, entries, parts, slots, sizes, first_routed, routed, event, row,
                     count,
@@ -111,8 +118,8 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
                         following, first_task[event + 2], tokens[step], tokens[step + 1],
                         first_routed, routed, event, custom,
                     )  # fmt: skip
-                rank(rules, load_ns[row], now, slots, jobs, whole_ns, count, custom)
-                now[ORDER_BOUND] += best_order(rules, load_ns[row], slots, jobs, piece_ns, count)
+                rank(rules, load_ns[row], now, slots, jobs, piece_ns, count, custom)
+                best_order(rules, load_ns[row], now, slots, jobs, least_ns, count)
                 queue(rules, now, slots, count)
                 while now[LEFT]:
                     _piece(rules, load_ns, now, entries, parts, lists, slots, piece_ns, custom)
@@ -134,7 +141,10 @@ def _piece(
             raise InvariantError("nothing can be loaded and nothing can be computed")
         _arrive(rules, now, slots)
         slot = next_compute(rules, now, slots)
-    ns = piece_ns[slots[PLACE, slot], slots[ENDED, slot] if rules[BY_BLOCK] else 0]
+    column = 0
+    if rules[BY_BLOCK]:
+        column = slots[ENDED, slot] * rules[BLOCKS] + slots[STARTED, slot] - 1
+    ns = piece_ns[slots[KIND, slot], column]
     now[COMPUTE_HIDDEN] += _work(rules, load_ns, now, entries, parts, lists, slots, ns, custom)
     now[COMPUTE_NS] += ns
     computed(now, entries, parts, slots, slot)

@@ -22,7 +22,7 @@ from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
 from crisp.run.driver import replay_timeline
 from crisp.run.sinks import FullTimeline
-from crisp.run.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, Recorder
+from crisp.run.timeline import COMPUTE, EVENT, LOAD, Recorder
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.tasks import Task
 from crisp.scheduler.workload import Event, union
@@ -31,6 +31,7 @@ from crisp.sim.simulate import simulate
 from crisp.trace import Header, RoutingTrace
 from crisp.trace.fitting import fit_to_trace
 from tests.hw.fakes import FakeDevice
+from tests.hw.timelines import computed, of_kind
 
 LAYERS, EXPERTS, K = 3, 8, 2
 SPEC = ModelSpec.named("mixtral-8x7b").first_layers(LAYERS)
@@ -82,7 +83,7 @@ def execute(
     asked: of which events outputs are.
     """
     scheduler, workload, everything = one.scheduler(None), one.workload(), FullTimeline()
-    recorder = Recorder([everything], one.conditions.by_block)
+    recorder = Recorder([everything])
     needed = slots_needed(one.spec, one.capacity(), scheduler.ahead is not None)
     slots, states, outputs = Slots(one.spec, needed), [], []
     with closing(FakeDevice(needed, device_seed)) as device:
@@ -130,10 +131,6 @@ def simulated(one: Case) -> tuple[Any, list[list[int]]]:
     return everything.rows, states
 
 
-def of_kind(rows: Any, kind: int) -> list[list[int]]:
-    return rows[rows[:, KIND] == kind][:, [EVENT, LAYER_ID, EXPERT, FIRST, BLOCKS]].tolist()
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_the_same_decisions_as_in_simulation(seed: int) -> None:
     """Whatever times the streams take: loads and their order, and residency after every event."""
@@ -141,8 +138,21 @@ def test_the_same_decisions_as_in_simulation(seed: int) -> None:
     rows, states, _, _ = execute(one, seed)
     expected_rows, expected_states = simulated(one)
     assert of_kind(rows, LOAD) == of_kind(expected_rows, LOAD)
-    assert sorted(of_kind(rows, COMPUTE)) == sorted(of_kind(expected_rows, COMPUTE))
+    assert computed(rows) == computed(expected_rows)
     assert states == expected_states
+
+
+@pytest.mark.parametrize("granularity", ["expert", "block"])
+def test_a_resident_task_is_one_piece(granularity: str) -> None:
+    """All experts are there from the start: as many computations as tasks, each of all blocks."""
+    one = replace(
+        case(3), policy=named("fo", cache="static"), budget=Budget.parse("100%"),
+        conditions=Conditions(granularity=granularity),
+    )  # fmt: skip
+    for rows in (execute(one, 3)[0], simulated(one)[0]):
+        pieces = [[*piece[2:]] for piece in of_kind(rows, COMPUTE)]
+        assert len(pieces) == len(one.trace.experts) * LAYERS * K
+        assert {(first, blocks) for _, first, blocks in pieces} == {(0, SPEC.n_blocks)}
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -252,9 +262,7 @@ def test_a_prefetch_that_fails_between_two_events_is_told_by_the_next(fails: int
     told: list[BaseException] = []
 
     def run(device: FakeDevice) -> None:
-        executor = Executor(
-            one.spec, scheduler, device, Slots(one.spec, needed), Recorder([], False)
-        )
+        executor = Executor(one.spec, scheduler, device, Slots(one.spec, needed), Recorder([]))
         try:
             for event in workload.events(one.steps()):
                 tasks = workload.tasks(event, executor.residents)
@@ -285,9 +293,7 @@ def test_a_failing_copy_ends_the_run_and_nothing_hangs() -> None:
     needed = slots_needed(one.spec, one.capacity(), True)
     with closing(FakeDevice(needed)) as device:
         device.fail_at = 2
-        executor = Executor(
-            one.spec, scheduler, device, Slots(one.spec, needed), Recorder([], False)
-        )
+        executor = Executor(one.spec, scheduler, device, Slots(one.spec, needed), Recorder([]))
         with pytest.raises(OSError, match="the disk is gone"):
             for event in workload.events(one.steps()):
                 tasks = workload.tasks(event, executor.residents)

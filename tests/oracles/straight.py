@@ -46,8 +46,8 @@ Saliency. This cache has no victims: an event's start decides what stays. Every 
     What goes is out of the budget at once; blocks that a task asks for count in the staging buffer
     until computed. A load keeps what is to be kept. A prefetch takes free blocks alone.
 Computations. One at a time. Granularity expert: one a task, when its whole width is there; block:
-    one a block, any that is there, earliest task first, then lowest block. A transient block is
-    free again when it (granularity expert: its task) has been computed.
+    all blocks of a task at once that are there and not yet computed, of the earliest task that has
+    any. A transient block is free again when the computation that took it has ended.
 Sequential. A task is loaded, then computed, then the next one; nothing overlaps.
 Prefetch. When an event starts, the tasks of the next MoE layer's event are predicted (last layer:
     of the first MoE layer of the next step). previous: the tasks of that layer's last event.
@@ -601,9 +601,9 @@ def simulate(
                 continue
             ready = task["arrived"] == task["width"]
             if granularity == "block":
-                last = first + 1
+                last = task["arrived"]
                 if order != "sequential":
-                    ready = first < task["arrived"]
+                    ready = first < last
             if ready:
                 end = now + compute_ns(first, last, task["row_widths"])
                 on_compute = {"kind": "task", "task": task, "first": first, "last": last}

@@ -64,7 +64,7 @@ def by_simpy(toy: Toy) -> dict[str, Any]:
     trace, scheduler, log = toy.trace(), toy.scheduler(), StepLog()
     workload = Workload(trace, widths(toy), guess="guess" in toy.prefetch)
     belady = Belady(toy.spec(), toy.start(), compiled=False)
-    recorder = Recorder([belady], by_block=toy.granularity == "block")
+    recorder = Recorder([belady])
     total = SimulatedStreams(toy.spec(), scheduler, toy.costs, workload, recorder, log).run(
         steps(toy)
     )
@@ -344,7 +344,7 @@ def test_refuses_widths_that_ask_what_is_resident() -> None:
 
 
 def test_costs_of_pieces_by_counting_and_by_sorting() -> None:
-    """3 + blocks x 2 ns; the launch of 3 with block 0."""
+    """3 + blocks x 2 ns."""
     spec = Toy([[[0]]], [[[1]]], 1, 4).spec()
     costs = CostTable(spec, Costs(launch=3, compute_block=2))
     assert costs.grains.tolist() == [0, 1, 2, 3, 4]
@@ -352,7 +352,7 @@ def test_costs_of_pieces_by_counting_and_by_sorting() -> None:
         widths = np.array([4, 0, 2, 4])
         assert costs.pieces(0, widths, rows * widths).tolist() == [11, 0, 7, 11]
         two = costs.pieces(np.arange(2), np.arange(1, 3), np.array([[rows, 0], [rows, rows]]))
-        assert two.tolist() == [[5, 0], [5, 2]]
+        assert two.tolist() == [[5, 0], [5, 5]]
 
 
 def test_what_was_compiled_is_of_these_sources() -> None:

@@ -48,7 +48,7 @@ class Costs:
 
     def compute(self, first: int, last: int, row_neurons: int) -> int:
         work = self.compute_block * (last - first) + self.row_block * row_neurons // BLOCK
-        return (self.launch if first == 0 else 0) + work
+        return self.launch + work
 
     def layer(self, layer: int, rows: int) -> int:
         return self.router + self.row * rows
@@ -265,7 +265,7 @@ class Toy:
         trace, spec, scheduler = self.trace(), self.spec(), self.scheduler()
         workload = Workload(trace, GivenWidths(self.tabled), guess="guess" in self.prefetch)
         rows = _Rows()
-        recorder = Recorder([rows, *sinks], by_block=self.granularity == "block")
+        recorder = Recorder([rows, *sinks])
         streams = SimulatedStreams(spec, scheduler, self.costs, workload, recorder, StepLog())
         steps = plan(trace, chosen_rows(trace, "all", None), self.batch, self.chunk)
         total = streams.run(steps)

@@ -119,7 +119,7 @@ def _lines(comparison: Comparison, runs: Sequence[Run]) -> list[str]:
         lines.append(f"error of the time of an event, percentiles {of}: {shown}")
     for what, difference in (
         ("load order", differences.loads),
-        ("computed pieces", differences.pieces),
+        ("computed blocks", differences.computed),
         ("resident blocks after each event", differences.residents),
     ):
         lines.append(f"{what}: {'identical' if difference is None else f'differ: {difference}'}")

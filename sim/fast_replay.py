@@ -52,7 +52,7 @@ class CompiledReplay:
 
     def __init__(self, spec: ModelSpec, policy: Policy, budget: Budget, profile: Profile) -> None:
         """Begin; CrispError for a rule that cannot be compiled."""
-        start = starting_state(spec, policy.cache, profile, budget.capacity(spec, policy.cache))
+        start = starting_state(spec, policy, profile, budget.capacity(spec, policy.cache))
         self.in_step = policy.cache.in_step
         self._weighs = policy.cache.rule.retains
         self._machine = machine_of(spec, policy, start, False, lambda _: 1, 1)  # nobody waits
@@ -81,7 +81,7 @@ class CompiledReplay:
             wanted = bits.astype(np.int64)
         else:
             found[:] = widths.widths(layer, experts, weights, None)
-        first, routed = np.zeros(0, np.int64), np.zeros((2, 0), np.int64)
+        first, routed = np.zeros(0, np.int64), np.zeros((3, 0), np.int64)
         if self._weighs:
             each = units(weights)[:, None]  # [rows, 1, k]
             first, routed = routed_of(experts[:, None], each, np.arange(len(experts) + 1), self._n)

@@ -35,6 +35,9 @@ def main() -> None:
     parser.add_argument(
         "--hardware", action="store_true", help="only measure on this machine what was chosen"
     )
+    parser.add_argument(
+        "--prefetching", action="store_true", help="only simulate prefetchers for what was chosen"
+    )
     parser.add_argument("--render", action="store_true", help="only write the page anew")
     arguments = parser.parse_args()
     from benchmarks.policies.page import CONTENT, write
@@ -50,6 +53,10 @@ def main() -> None:
         if arguments.hardware:
             content = json.loads((ROOT / CONTENT).read_text(encoding="utf-8"))
             write(ROOT, content | {"hardware": measure_all(arguments, content)})
+            return
+        if arguments.prefetching:
+            content = json.loads((ROOT / CONTENT).read_text(encoding="utf-8"))
+            write(ROOT, content | {"models": prefetch_all(arguments, content["models"])})
             return
         content = read_all(arguments)
         if arguments.budget is None:
@@ -84,6 +91,25 @@ def read_all(arguments: argparse.Namespace) -> dict[str, Any]:
         real = measure(arguments.data, Path(folder), tell_plainly)
     content: dict[str, Any] = rounded({"models": models, "real": real})
     return content
+
+
+def prefetch_all(
+    arguments: argparse.Namespace, models: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the models with prefetchers simulated anew for the policies that were chosen."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from benchmarks.policies.choosing import SALIENCY, policies_at
+    from benchmarks.policies.prefetching import simulate
+    from benchmarks.policies.reading import Bench
+    from benchmarks.quality.estimates import rounded
+
+    found = []
+    for model in models:
+        name = model["facts"]["name"]
+        bench = Bench(ROOT / "traces" / name, arguments.data, arguments.work, tell_plainly)
+        chosen = [(at["budget"], policies_at(at)[SALIENCY]) for at in model["budgets"]]
+        found.append(model | {"prefetching": rounded(simulate(name, bench.profile, chosen))})
+    return found
 
 
 def tell_plainly(what: str) -> None:

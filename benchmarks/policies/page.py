@@ -11,7 +11,8 @@ from typing import Any
 
 from benchmarks.policies.choosing import FAMILIES, LITTLE, MARK, SALIENCY, SPARE, STEPS
 from benchmarks.policies.hardware_page import hardware_section
-from benchmarks.policies.sections import prefetching_section, promised_section, real_section
+from benchmarks.policies.prefetching_page import prefetching_section
+from benchmarks.policies.sections import promised_section, real_section
 from benchmarks.policies.words import (
     Row,
     kilobytes,

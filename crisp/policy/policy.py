@@ -49,6 +49,7 @@ class Policy:
             self.width.profiled
             or self.cache.profiled
             or self.prefetch.source == PROFILE
+            or self.prefetch.rule.salient
             or self.rescales
             or self.routing.profiled
         )
@@ -57,6 +58,11 @@ class Policy:
     def rescales(self) -> bool:
         """Whether experts' outputs are multiplied by a factor of their width."""
         return self.rescale == MEASURED
+
+    @property
+    def weighs(self) -> bool:
+        """Whether what is kept, or prefetched, goes by the router's weights."""
+        return self.cache.rule.retains or self.prefetch.rule.salient
 
     @property
     def oracle(self) -> str:

@@ -24,6 +24,7 @@ from crisp.model.spec import ModelSpec
 from crisp.policy import Policy
 from crisp.policy.order import check_keys, hash_key
 from crisp.scheduler.oracle import BeladyResidency, Future
+from crisp.scheduler.predictions import Predictions
 from crisp.scheduler.prefetch_queue import PrefetchQueue
 from crisp.scheduler.residency import EVENT, Eviction, Residency, StartingState
 from crisp.scheduler.retention import RetainingResidency, Routed
@@ -56,7 +57,6 @@ class EventScheduler:
                 f"policy {policy.name}: {policy.oracle} is an oracle, and what comes next is not "
                 "known here; it can be simulated with a trace"
             )
-        self._future = future
         self.residency = Residency(spec, policy.cache, start)
         self._oracle: BeladyResidency | None = None
         if policy.cache.rule.oracle and future is not None:
@@ -69,13 +69,11 @@ class EventScheduler:
         self.evicted: Sequence[Eviction] = ()  # as the current event started
         self.ahead: PrefetchQueue | None = None
         if policy.prefetch.active:
-            self.ahead = PrefetchQueue(
-                self.residency, spec.n_experts, spec.n_blocks, spec.row_block_bytes
-            )
-        self._prefetch = policy.prefetch
+            self.ahead = PrefetchQueue(spec, self.residency, start.anticipation)
+        self._predictions = Predictions(spec, policy.prefetch, start.anticipation, future)
         self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
-        self._used: list[list[int]] = [[] for _ in self._rows]  # tasks of each layer's last event
         self._experts = spec.n_experts
+        self.weighs = policy.weighs  # whether `start` has to be told the router's weights
         self._order, self._rule = policy.order, policy.order.rule
         self._plugged_order = origin_of("order", policy.order.name) is not None
         self._cost, self._block_bytes = cost, spec.row_block_bytes
@@ -97,11 +95,6 @@ class EventScheduler:
         self.wants_link = False  # whether `next_load` may have something to issue
         self.event = -1
         self.tasks = self.hits = self.partial_hits = self.blocks_loaded = self.bytes_loaded = 0
-
-    @property
-    def weighs(self) -> bool:
-        """Whether `start` has to be told the router's weights."""
-        return self._retains is not None
 
     def start(
         self,
@@ -128,7 +121,8 @@ class EventScheduler:
         if self._retains is not None:
             self._retain(self._retains, tasks, routed)
         if self.ahead is not None:
-            self._look_ahead(self.ahead, tasks, guess)
+            following = self._predictions.after(self.event, self._row, tasks, guess, routed)
+            self.ahead.predict(following)
         self._queue(tasks if self._rule.key is None else self._ranked(tasks))
 
     def next_load(self) -> Load | None:
@@ -279,19 +273,6 @@ class EventScheduler:
         if task.staged and self.ahead is not None:
             used = min(last, task.low + task.staged) - max(first, task.low)
             self.ahead.give_back(max(0, used))
-
-    def _look_ahead(self, ahead: PrefetchQueue, tasks: list[Task], guess: Sequence[int]) -> None:
-        following = (self._row + 1) % len(self._rows)
-        self._used[self._row] = [task.expert for task in tasks]
-        if self._future is not None:
-            guess = self._future.tasks(self.event + 1)
-        experts = self._prefetch.experts(guess, self._used[following])
-        if experts and max(experts) >= self._experts:
-            raise CrispError(
-                f"prefetch {self._prefetch.name}: asked for expert {max(experts)}, expected 0 to "
-                f"{self._experts - 1}"
-            )
-        ahead.predict(following, experts)
 
     def _ranked(self, tasks: list[Task]) -> list[Task]:
         rule = self._rule

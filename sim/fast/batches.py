@@ -98,7 +98,7 @@ class StepBatches:
         following: Transitions | None,
         perfect: bool,
     ) -> None:
-        """weighs: a cache asks for the router's weights, as `EventScheduler.weighs` says; guess,
+        """weighs: the router's weights are asked for, as `EventScheduler.weighs` says; guess,
         following, perfect: a prefetcher asks for the trace's guesses, for what is usual, or for
         what will be.
         """
@@ -222,14 +222,18 @@ class StepBatches:
         weights: npt.NDArray[np.float16] | None,
         first_token: Ints,
     ) -> tuple[Ints, Ints]:
-        """Return (first [events + 1], (entry, mean weight) [2, routed]); experts [rows, MoE, k]."""
+        """Return (first [events + 2], (entry, mean weight, largest) [3, routed]).
+
+        experts [rows, MoE layers, k]. After the last event comes an empty one.
+        """
         if not self._weighs:
-            return np.zeros(0, np.int64), np.zeros((2, 0), np.int64)
+            return np.zeros(0, np.int64), np.zeros((3, 0), np.int64)
         if weights is None:
             each = np.full(experts.shape, ONE // experts.shape[2], np.int64)
         else:
             each = units(weights if len(self._moe) == weights.shape[1] else weights[:, self._moe])
-        return routed(experts, each, first_token, self._experts)
+        first, found = routed(experts, each, first_token, self._experts)
+        return np.append(first, first[-1]), found
 
     def _guesses(self, rows: Ints, experts: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
         """[token rows, MoE layers, k]: what is guessed in a layer's event for the next one."""
@@ -248,7 +252,9 @@ class StepBatches:
 def _followed(
     batches: Iterable[tuple[list[Step], StepBatch]],
 ) -> Iterator[tuple[list[Step], StepBatch]]:
-    """Yield the same, each batch with the tasks of the next one's first event behind its own."""
+    """Yield the same, each batch with the next one's first event behind its own: its tasks, and
+    what it is routed to.
+    """
     before: tuple[list[Step], StepBatch] | None = None
     for some, batch in batches:
         if before is not None:
@@ -257,7 +263,13 @@ def _followed(
             first_task = last.first_task.copy()
             first_task[-1] += tasks
             entry = np.concatenate([last.entry, batch.entry[:tasks]])
-            yield steps, last._replace(first_task=first_task, entry=entry)
+            last = last._replace(first_task=first_task, entry=entry)
+            if len(batch.first_routed):
+                count = batch.first_routed[1]
+                last.first_routed[-1] += count
+                both = np.concatenate([last.routed, batch.routed[:, :count]], axis=1)
+                last = last._replace(routed=both)
+            yield steps, last
         before = some, batch
     if before is not None:
         yield before

@@ -100,7 +100,7 @@ def execute(
         spec,
         cost,
         by_block=by_block,
-        weighs=policy.cache.rule.retains,
+        weighs=policy.weighs,
         guess=policy.prefetch.source == ROUTER,
         following=following,
         perfect=policy.prefetch.source == FUTURE,

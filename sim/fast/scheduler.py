@@ -33,7 +33,6 @@ from crisp.sim.fast.state import (
     QUEUE,
     RANK,
     READY,
-    ROWS,
     SEQUENTIAL,
     SLOT_OF,
     STAGING,
@@ -77,7 +76,7 @@ def next_load(
     if now[NEXT] == now[PENDING]:
         if rules[PREFETCH] == NEVER:
             return False
-        if not lookahead.fetch(rules, now, entries, parts, lists[rules[ROWS]], custom):
+        if not lookahead.fetch(rules, now, entries, parts, lists, custom):
             return False
         now[LOAD_SLOT], now[LOAD_BLOCKS] = -1, 1
         now[BLOCKS_LOADED] += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from crisp.errors import InvariantError
+from crisp.policy import anticipation as crisp_anticipation
 from crisp.policy import cache as crisp_cache
 from crisp.policy import eviction as crisp_eviction
 from crisp.policy import order as crisp_order
@@ -68,8 +69,9 @@ from crisp.sim.fast.state import (
 )
 
 SOURCES = digest(
-    (crisp_cache, crisp_eviction, crisp_order, crisp_residency, crisp_retention, compiling, custom,
-     lookahead, orders, residency, retention, scheduler, starting, state)
+    (crisp_anticipation, crisp_cache, crisp_eviction, crisp_order, crisp_residency,
+     crisp_retention, compiling, custom, lookahead, orders, residency, retention, scheduler,
+     starting, state)
 )  # fmt: skip
 
 
@@ -113,7 +115,8 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints], None]:
                 if rules[PREFETCH] != NEVER:
                     look_ahead(
                         rules, now, entries, parts, lists, slots, entry, guess, row, count,
-                        following, first_task[event + 2], tokens[step], tokens[step + 1], custom,
+                        following, first_task[event + 2], tokens[step], tokens[step + 1],
+                        first_routed, routed, event, custom,
                     )  # fmt: skip
                 rank(rules, load_ns[row], now, slots, jobs, piece_ns, count, custom)
                 best_order(rules, load_ns[row], now, slots, jobs, least_ns, count)

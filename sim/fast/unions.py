@@ -126,13 +126,13 @@ def _routed(
 ) -> tuple[Ints, Ints]:
     """Return what `crisp.policy.retention.routed_weights` does, of every event of a batch.
 
-    experts, weights [token rows, MoE layers, k]. Returns (first [events + 1], (entry, mean weight)
-    [2, routed]).
+    experts, weights [token rows, MoE layers, k]. Returns (first [events + 1], (entry, mean weight,
+    largest) [3, routed]).
     """
     rows, layers, k = experts.shape
     steps = len(first_token) - 1
     first = np.zeros(steps * layers + 1, np.int64)
-    routed = np.zeros((2, rows * layers * k), np.int64)
+    routed = np.zeros((3, rows * layers * k), np.int64)
     place_of = np.full(n_experts, -1, np.int64)
     found = 0
     for step in range(steps):
@@ -149,7 +149,9 @@ def _routed(
                         place = place_of[expert] = found
                         routed[0, place] = layer * n_experts + expert
                         found += 1
-                    routed[1, place] += weights[row, layer, rank]
+                    weight = weights[row, layer, rank]
+                    routed[1, place] += weight
+                    routed[2, place] = max(routed[2, place], weight)
             for place in range(begin, found):
                 routed[1, place] //= tokens
             first[step * layers + layer + 1] = found

@@ -23,6 +23,7 @@ from crisp.run.case import Case, Conditions
 from crisp.run.driver import replay_timeline
 from crisp.run.sinks import FullTimeline
 from crisp.run.timeline import COMPUTE, EVENT, LOAD, Recorder
+from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.tasks import Task
 from crisp.scheduler.workload import Event, union
 from crisp.sim.hardware import hardware_profile
@@ -178,7 +179,36 @@ def test_a_prefetching_run_can_be_lived_through_again(seed: int) -> None:
     one = case(seed)
     policy = named("mo", unit=draw.choice(["expert", "block"]),
                    prefetch=draw.choice(["guess", "previous"]))  # fmt: skip
-    one = Case(one.trace, one.spec, policy, one.budget, one.profile, one.conditions, "x")
+    relive(replace(one, policy=policy), seed)
+
+
+@pytest.mark.parametrize("prefetch", ["saliency(guess)", "saliency(previous)"])
+@pytest.mark.parametrize("seed", range(8))
+def test_what_saliency_prefetches_can_be_lived_through_again(seed: int, prefetch: str) -> None:
+    """With contributions that fall within an expert, and with weights."""
+    one, draw = case(seed), np.random.default_rng(seed)
+    weights = -np.sort(-draw.random(one.trace.experts.shape), axis=2)
+    sizes = -np.sort(-draw.random((LAYERS, EXPERTS, one.spec.n_blocks)), axis=2)
+    told = replace(
+        one.profile,
+        router_weights=draw.random((LAYERS, EXPERTS, 32)).astype(np.float16),
+        contributions=sizes.astype(np.float32),
+        sensitivities=np.ones(LAYERS, np.float32),
+    )
+    one = replace(
+        one,
+        policy=named("saliency", rescale="none", prefetch=prefetch),
+        budget=Budget.parse("20%"),
+        profile=told,
+        trace=replace(one.trace, weights=weights.astype(np.float16)),
+    )
+    ahead = relive(one, seed).ahead
+    assert ahead is not None
+    assert ahead.useful_bytes + ahead.late_bytes + ahead.wasted_bytes > 0
+
+
+def relive(one: Case, seed: int) -> EventScheduler:
+    """Run a case, and check that its timeline leads a fresh scheduler to the same decisions."""
     rows, states, _, device = execute(one, seed)
     scheduler, workload = one.scheduler(None), one.workload()
 
@@ -205,6 +235,7 @@ def test_a_prefetching_run_can_be_lived_through_again(seed: int) -> None:
     assert loads[: len(copies)] == copies[: len(loads)]
     assert again == states
     assert scheduler.blocks_loaded == sum(len(c.slots) for c in device.copies)
+    return scheduler
 
 
 def test_every_task_computes_its_blocks_once_and_in_order() -> None:

@@ -32,7 +32,7 @@ from crisp.trace import PREFILL, RoutingTrace
 from crisp.trace.bundled import bundled_traces
 from crisp.trace.fitting import fit_to_trace
 from tests.oracles.straight import KEYS
-from tests.sim.drawn import toys
+from tests.sim.drawn import SALIENT, toys
 from tests.sim.toys import Costs, GivenWidths, Toy
 
 TOTALS = [field.name for field in fields(RunTotals)]
@@ -63,7 +63,7 @@ def told(scheduler: Any, sums: RunTotals, log: StepLog, **more: Any) -> dict[str
 
 def by_simpy(toy: Toy) -> dict[str, Any]:
     trace, scheduler, log = toy.trace(), toy.scheduler(), StepLog()
-    workload = Workload(trace, widths(toy), guess=toy.prefetch == "guess")
+    workload = Workload(trace, widths(toy), guess="guess" in toy.prefetch)
     belady = Belady(toy.spec(), toy.start(), compiled=False)
     recorder = Recorder([belady])
     total = SimulatedStreams(toy.spec(), scheduler, toy.costs, workload, recorder, log).run(
@@ -121,6 +121,13 @@ def test_random_runs_agree_where_saliency_decides(toy: Toy) -> None:
     assert fast(toy) == by_simpy(toy)
 
 
+@pytest.mark.seconds
+@settings(max_examples=300)
+@given(toys(prefetches=SALIENT))
+def test_random_runs_agree_where_saliency_prefetches(toy: Toy) -> None:
+    assert fast(toy) == by_simpy(toy)
+
+
 @pytest.mark.parametrize("cache", ["saliency", *KEYS])
 def test_longer_runs_agree(cache: str) -> None:
     """Long enough that caches differ; three tokens a step, so that tasks have several rows."""
@@ -135,6 +142,22 @@ def test_longer_runs_agree(cache: str) -> None:
         assert fast(toy) == by_simpy(toy)
 
 
+@pytest.mark.parametrize("prefetch", SALIENT)
+def test_rows_that_predict_an_expert_at_several_ranks_agree(prefetch: str) -> None:
+    """Few experts, four tokens a step: the largest weight decides what is worth loading."""
+    rng = np.random.default_rng(11)
+    experts, guess = rng.random((2, 80, 2, 4)).argsort(axis=3)[..., :3]
+    toy = Toy(
+        experts, rng.integers(0, 3, experts.shape), 4, 3, guess=guess, prefetch=prefetch,
+        cache="saliency", unit="block", sequence=np.arange(80) // 20, batch=4,
+        costs=Costs(router=9), weights=rng.integers(0, 4, experts.shape) / 4, share=Fraction(1, 4),
+    )  # fmt: skip
+    expected = by_simpy(toy)
+    assert fast(toy) == expected
+    assert sum(expected["ahead"]) > 0
+    assert toy.simulated()["activities"] == toy.oracle()["activities"]
+
+
 @pytest.mark.parametrize(
     "own",
     [
@@ -144,6 +167,8 @@ def test_longer_runs_agree(cache: str) -> None:
         {"cache": "random", "order": "random"},
         {"cache": "least-stale", "scope": "global"},
         {"cache": "saliency", "unit": "block", "prefetch": "previous"},
+        {"cache": "saliency", "unit": "block", "prefetch": "saliency(perfect)", "tabled": False},
+        {"cache": "saliency", "unit": "block", "prefetch": "saliency(previous)", "batch": 2},
     ],
 )
 def test_batches_go_on_where_the_last_one_ended(
@@ -233,6 +258,10 @@ def test_bundled_traces_agree(name: str, policy: str, budget: str, changes: dict
         ("30%", {"width": "saliency(.2)", "granularity": "block", "batch": 3}),
         ("20%", {"width": "contribution-resident(.6)", "scope": "global", "order": "johnson"}),
         ("20%", {"width": "tiered", "prefetch": "guess", "granularity": "block"}),
+        ("20%", {"prefetch": "saliency(guess)"}),
+        ("40%", {"prefetch": "saliency(perfect)", "granularity": "block"}),
+        ("20%", {"prefetch": "saliency(previous)", "batch": 3, "cache": "lru"}),
+        ("30%", {"prefetch": "saliency(frequent)", "width": "contribution-resident(.6)"}),
         ("5%", {"phase": "prefill", "chunk": 48}),
     ],
 )

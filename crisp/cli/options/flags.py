@@ -82,7 +82,13 @@ Unit = Annotated[
     _choice("What is admitted, evicted: expert or block.  [default: the policy's, mostly expert]"),
 ]
 Granularity = Annotated[str, _choice("What must have arrived to compute: expert or block.")]
-Prefetch = Annotated[str | None, _choice("none, previous, guess, frequent or, an oracle, perfect.")]
+Prefetch = Annotated[
+    str | None,
+    _choice(
+        "none, previous, guess, frequent or, an oracle, perfect; saliency(guess) and its like: of "
+        "what is predicted so, what is worth loading."
+    ),
+]
 Rescale = Annotated[
     str | None,
     _choice(

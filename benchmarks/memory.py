@@ -16,7 +16,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +57,7 @@ no experts'. *Anonymous* memory stays as long as the process. Pages *of files*, 
 read when they are used; the system drops those that have not been used for long when memory is
 short, and a memory cgroup counts both. So a cap must leave room for what is anonymous and for what
 is used again and again.
+
 """.splitlines()
 
 TAIL = """## What is left out, and what that saves
@@ -77,7 +77,9 @@ TAIL = """## What is left out, and what that saves
 - **Holes in the heap**: freed memory is returned to the system twice, after loading and before the
   first token. A single arena (`MALLOC_ARENA_MAX=1`) would save 5 MB more; it is left to you.
 - **LLVM stays**: kernels come from numba's cache as machine code, but numba links them by LLVM, and
-  fills its tables of types first.
+  fills its tables of types first. Nothing of its code is used while tokens are written.
+- **torch and transformers themselves** take most of what is left, and importing less of torch than
+  all of it is not possible.
 """.splitlines()
 
 
@@ -125,17 +127,16 @@ def kind(path: str) -> str:
     return next((name for part, name in LIBRARIES.items() if part in path), OTHERS)
 
 
-def watch(command: list[str]) -> tuple[list[Mapping], float]:
-    """Run `crisp generate`; return its memory between two tokens, and seconds to the first.
+def watch(command: list[str]) -> list[Mapping]:
+    """Run `crisp generate`; return its memory between two tokens.
 
     The marks of which pages are used are cleared two tokens before.
     """
-    begun, first, said, marked, found = time.monotonic(), 0.0, b"", False, list[Mapping]()
+    said, marked, found = b"", False, list[Mapping]()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         of = Path(f"/proc/{process.pid}")
         while piece := os.read(process.stdout.fileno(), 1 << 16):
-            first = first or time.monotonic() - begun
             said += piece
             words = len(re.findall(rb"w\d", said))
             if words >= SETTLED and not marked:
@@ -145,7 +146,7 @@ def watch(command: list[str]) -> tuple[list[Mapping], float]:
                 found = mappings((of / "smaps").read_text("utf-8"))
     if process.returncode or not found:
         raise SystemExit(f"crisp generate ended with {process.returncode}")
-    return found, first
+    return found
 
 
 def measure_imports() -> Iterator[tuple[str, list[Mapping], float]]:
@@ -183,7 +184,7 @@ def parts(found: list[Mapping], pool: int) -> Iterator[tuple[str, int, int, int]
         yield name, *sizes
 
 
-def page(found: list[Mapping], first: float, imports: Imports, pool: int) -> str:
+def page(found: list[Mapping], imports: Imports, pool: int) -> str:
     """Return the text of docs/memory.md."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     rows = list(parts(found, pool))
@@ -193,7 +194,7 @@ def page(found: list[Mapping], first: float, imports: Imports, pool: int) -> str
         *HEAD,
         f"Written by `make memory`: {datetime.date.today().isoformat()}, {processor_name()},",
         f"Linux {platform.release()}; {versions}.",
-        "The model of [peers.md](peers.md): a random Mixtral of",
+        "The model of [peers.md](peers.md): a random Mixtral with",
         f"{model.EXPERT_BYTES / 1e9:.2f} GB of experts; lru at a budget of {BUDGET}. In MB.",
         "",
         "| a run between two tokens | anonymous | of files | of these used for two tokens |",
@@ -203,7 +204,6 @@ def page(found: list[Mapping], first: float, imports: Imports, pool: int) -> str
         "",
         f"Without the budget and torch's libraries' code that is {total(beside, 2)} MB, and",
         f"{total(beside, 3)} MB if of files only what is used for two tokens counts.",
-        f"`crisp generate` had written its first token after {first:.1f} s.",
         "",
         "What importing takes, each line in a process of its own:",
         "",
@@ -253,11 +253,11 @@ def main() -> None:
             "--max-new-tokens", str(TOKENS), "--prompt", model.words(model.prompt()),
         ]  # fmt: skip
         watch(command)  # compiles kernels, if they are not yet
-        found, first = watch(command)
+        found = watch(command)
         spec = Store.open(folder / "store").spec
         capacity = sum(Budget.parse(BUDGET).capacity(spec, named("lru").cache))
         pool = capacity * spec.block_bytes + STAGING
-        settings.out.write_text(page(found, first, list(measure_imports()), pool), "utf-8")
+        settings.out.write_text(page(found, list(measure_imports()), pool), "utf-8")
 
 
 if __name__ == "__main__":

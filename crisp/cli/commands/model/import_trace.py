@@ -16,7 +16,7 @@ from crisp.errors import CrispError
 from crisp.extensions import find_name
 from crisp.files import check_readable
 from crisp.model.spec import ModelSpec
-from crisp.trace.importing.names import ENGINE_NAMES
+from crisp.trace.importing.engine_names import ENGINE_NAMES
 from crisp.units import format_count
 
 _TABLE = "table"  # --from: whichever kind of table the file's ending says

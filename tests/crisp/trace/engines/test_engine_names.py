@@ -1,7 +1,7 @@
 """The names of engines, which stand apart from their readers."""
 
+from crisp.trace.importing.engine_names import ENGINE_NAMES
 from crisp.trace.importing.engines import ENGINES
-from crisp.trace.importing.names import ENGINE_NAMES
 
 
 def test_names_are_those_of_the_readers_in_their_order() -> None:

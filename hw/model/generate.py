@@ -24,6 +24,7 @@ from crisp.hardware.profile import HardwareProfile
 from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.devices.slots import Slots, slots_needed
 from crisp.hw.executor import Executor, measured_run
+from crisp.hw.memory import return_freed_memory
 from crisp.hw.model.offloaded import OffloadedExperts
 from crisp.hw.model.resident import ResidentModel
 from crisp.hw.store.reader import Store
@@ -93,6 +94,7 @@ def generate(
         offloaded = OffloadedExperts(model, case, executor, len(ids), metered.sample)
         with _threads(options.threads), offloaded.attached():
             executor.preload()
+            return_freed_memory()
             metered.start(executor.zero)
             _write(model, ids, max_new_tokens, case.conditions.chunk, writer)
             offloaded.end()

@@ -77,6 +77,7 @@ def generate(
 
     Routed experts are loaded as they are needed; everything else stays in memory.
     """
+    from crisp.checkpoint.lean_imports import lean_imports
     from crisp.cli.options.devices import device_options, open_store
     from crisp.cli.options.files import check_no_folder, check_outputs
     from crisp.cli.output.dry_run import dry_run_summary
@@ -140,6 +141,7 @@ def generate(
         print(dry_run_summary([(title, case)]))
         return
     with progress_share("loading") as update:
+        lean_imports()
         resident = open_resident(
             model, opened, device=options.torch_device, verify=verify,
             progress=lambda done, total: update(done / max(1, total)),

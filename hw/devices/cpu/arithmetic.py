@@ -26,6 +26,7 @@ from crisp.model.activation import Activation
 from crisp.model.quantization import BITS
 
 _BUFFER = 1 << 18  # numbers between the projections: 1 MiB, which a core's cache holds
+_ROWS = 256  # computed at a time: of a longer prompt inputs and outputs would leave the cache
 
 
 class Arithmetic:
@@ -85,8 +86,11 @@ class Arithmetic:
         if batch.inputs is None:
             batch.inputs = batch.hidden[batch.rows]  # [r, d_model]
             batch.sums = np.zeros_like(batch.inputs)  # [r, d_model]
-        neurons = self._neurons[first:last]
-        self._run(batch.inputs, blocks.slots, batch.counts[first:last], neurons, batch.sums)
+        neurons, counts = self._neurons[first:last], batch.counts[first:last]
+        for low in range(0, len(batch.inputs), _ROWS):
+            rows = slice(low, low + _ROWS)
+            some = [min(max(0, count - low), _ROWS) for count in counts]
+            self._run(batch.inputs[rows], blocks.slots, some, neurons, batch.sums[rows])
 
     def combine(self, batches: Sequence[ExpertBatch], rows: int) -> Any:
         """Return the sums times the router's weights, added by ascending expert id: float32

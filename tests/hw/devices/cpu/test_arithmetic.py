@@ -219,6 +219,21 @@ def test_a_row_does_not_depend_on_those_beside_it(small: Store) -> None:
         np.testing.assert_array_equal(alone.sums[0], got)
 
 
+def test_many_rows_are_computed_some_at_a_time(
+    small: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Widths differ, so that of later rows fewer blocks are computed, and of the last ones few."""
+    slots, sums = list(range(small.spec.n_blocks)), []
+    for rows in (17, 4, 5):
+        monkeypatch.setattr("crisp.hw.devices.cpu.arithmetic._ROWS", rows)
+        arithmetic = Arithmetic(small, pool_of(small, slots, len(slots)), 1)
+        one = work(arithmetic.inputs(hidden(small, 17)), [1 + i % 7 for i in range(17)])
+        arithmetic.add(BlockRange(one, 0, slots))
+        sums.append(one.sums)
+    np.testing.assert_array_equal(sums[0], sums[1])
+    np.testing.assert_array_equal(sums[0], sums[2])
+
+
 def test_great_numbers_stay_what_they_are(small: Store) -> None:
     """A gate far below 0 gives 0, whose exponential is infinite on the way; NaN stays NaN."""
     slots = list(range(small.spec.n_blocks))

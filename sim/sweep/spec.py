@@ -27,16 +27,8 @@ BEFORE = (
     "phase", "batch", "chunk", "limit", "granularity", "seed", "loss",
 )  # fmt: skip
 PARTS = (
-    "width",
-    "order",
-    "cache",
-    "scope",
-    "unit",
-    "prefetch",
-    "rescale",
-    "routing",
-    "magnitude",
-)
+    "width", "order", "cache", "scope", "unit", "prefetch", "rescale", "routing", "magnitude",
+)  # fmt: skip
 KEYS = (*BEFORE, "policy", *PARTS, "budget")
 NEEDED = ("trace", "policy", "budget")
 

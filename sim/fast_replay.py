@@ -11,6 +11,7 @@ import numpy.typing as npt
 from crisp.errors import CrispError, InvariantError
 from crisp.model.spec import ModelSpec
 from crisp.policy import BoundWidths, Budget, Policy
+from crisp.policy.magnitude import weighed
 from crisp.policy.retention import units
 from crisp.policy.widths import contribution
 from crisp.policy.widths.base import ResidencyWidths, Widths
@@ -71,16 +72,18 @@ class CompiledReplay:
         experts: npt.NDArray[np.int16],
         weights: npt.NDArray[np.float16],
         widths: BoundWidths,
+        magnitudes: npt.NDArray[np.float16] | None = None,
     ) -> Widths:
         """Run an event for each of a layer's rows, see `RowReplay.rows`."""
         row, experts = self._row_of[layer], np.ascontiguousarray(experts)
         found = np.zeros(experts.shape, np.int64)
         wanted = found
+        worth = weights if magnitudes is None else weighed(weights, magnitudes)
         if widths.residency:
-            bits = cast(ResidencyWidths, widths).wanted(layer, experts, weights)
+            bits = cast(ResidencyWidths, widths).wanted(layer, experts, worth)
             wanted = bits.astype(np.int64)
         else:
-            found[:] = widths.widths(layer, experts, weights, None)
+            found[:] = widths.widths(layer, experts, worth, None)
         first, routed = np.zeros(0, np.int64), np.zeros((3, 0), np.int64)
         if self._weighs:
             each = units(weights)[:, None]  # [rows, 1, k]

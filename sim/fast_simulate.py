@@ -47,6 +47,7 @@ def fast_simulate(
         raise refused(f"streams that slow each other down, as on {machine.name}")
     if case.policy.routing.active:
         raise refused(f"routing {case.policy.routing_name}")
+    case.asks_magnitudes()  # says what the trace lacks
     start = case.start()
     widths = case.policy.width.bind(case.spec, case.profile, case.trace.header.ordered)
     if case.policy.oracle and widths.residency:

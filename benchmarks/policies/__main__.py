@@ -38,6 +38,9 @@ def main() -> None:
     parser.add_argument(
         "--prefetching", action="store_true", help="only simulate prefetchers for what was chosen"
     )
+    parser.add_argument(
+        "--additions", action="store_true", help="only measure additions to policy saliency"
+    )
     parser.add_argument("--render", action="store_true", help="only write the page anew")
     arguments = parser.parse_args()
     from benchmarks.policies.page import CONTENT, write
@@ -58,9 +61,14 @@ def main() -> None:
             content = json.loads((ROOT / CONTENT).read_text(encoding="utf-8"))
             write(ROOT, content | {"models": prefetch_all(arguments, content["models"])})
             return
+        if arguments.additions:
+            content = json.loads((ROOT / CONTENT).read_text(encoding="utf-8"))
+            write(ROOT, content | {"additions": add_all(arguments)})
+            return
         content = read_all(arguments)
         if arguments.budget is None:
             content["hardware"] = measure_all(arguments, content)
+            content["additions"] = add_all(arguments)
     except CrispError as error:
         parser.exit(2, f"error: {error}\n")
     if arguments.budget is None:
@@ -110,6 +118,21 @@ def prefetch_all(
         chosen = [(at["budget"], policies_at(at)[SALIENCY]) for at in model["budgets"]]
         found.append(model | {"prefetching": rounded(simulate(name, bench.profile, chosen))})
     return found
+
+
+def add_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure what additions to the policy saliency gain, model by model."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from benchmarks.policies.additions import measure
+    from benchmarks.policies.reading import Bench
+    from benchmarks.quality.estimates import rounded
+
+    found: list[dict[str, Any]] = []
+    for name in arguments.model:
+        bench = Bench(ROOT / "traces" / name, arguments.data, arguments.work, tell_plainly)
+        found.append(measure(bench))
+    additions: list[dict[str, Any]] = rounded(found)
+    return additions
 
 
 def tell_plainly(what: str) -> None:

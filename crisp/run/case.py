@@ -150,7 +150,18 @@ class Case:
             self.policy.prefetch.source == ROUTER,
             self.following(),
             self._routing(),
+            self.asks_magnitudes(),
         )
+
+    def asks_magnitudes(self) -> bool:
+        """Return whether widths ask for magnitudes; CrispError for a trace without."""
+        trace = self.trace
+        if self.policy.predicts and (trace.magnitudes is None or trace.weights is None):
+            raise CrispError(
+                f"policy {self.policy.name}: magnitude {self.policy.magnitude}: the trace has no "
+                "magnitudes; crisp trace capture --magnitudes records them"
+            )
+        return self.policy.predicts
 
     def _routing(self) -> BoundRouting | None:
         """Return the rule that chooses experts anew; CrispError for a trace without scores."""

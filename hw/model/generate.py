@@ -202,6 +202,7 @@ def _trace(
         phase=np.where(position < prompt, PREFILL, DECODE).astype(np.uint8),
         weights=routing.weights.astype(np.float16),
         guess=routing.guess if (routing.guess >= 0).any() else None,
+        magnitudes=routing.magnitudes,
         header=header,
     )
 

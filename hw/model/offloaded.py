@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crisp.adapter import RecordedRouting, check_rescaling, intercept_experts, look_ahead
+from crisp.adapter import (
+    RecordedRouting,
+    check_rescaling,
+    intercept_experts,
+    look_ahead,
+    predictor,
+)
 from crisp.adapter.routing import router_scores
 from crisp.errors import CrispError
 from crisp.extras import import_extra
@@ -25,6 +31,7 @@ from crisp.hw.model.lookup import HostLookup, WidthLookup
 from crisp.hw.model.resident import ResidentModel
 from crisp.hw.store.reader import TORCH_TYPES
 from crisp.model.quantization import BITS
+from crisp.policy.magnitude import weighed
 from crisp.policy.prefetch import ROUTER
 from crisp.policy.rescaling import factors, rescaling
 from crisp.policy.retention import routed_weights
@@ -64,6 +71,7 @@ class OffloadedExperts:
         )
         self._rescaling = rescaling(case.spec, case.profile) if case.policy.rescales else None
         self._routing = router_scores(model.layout, case.policy, case.spec, case.profile)
+        self._magnitudes = predictor(case.policy, case.spec, case.profile)
         self._guesses = case.policy.prefetch.source == ROUTER
         self._check_calls(case)
         self._passes: list[RecordedRouting] = []
@@ -120,7 +128,10 @@ class OffloadedExperts:
         none = RecordedRouting(*empty(0, *self._shape))
         names = ("experts", "weights", "guess")
         parts = [[getattr(one, name) for one in (none, *self._passes)] for name in names]
-        return RecordedRouting(*map(np.concatenate, parts))
+        predicted = [one.magnitudes for one in self._passes if one.magnitudes is not None]
+        experts, weights, guess = map(np.concatenate, parts)
+        magnitudes = np.concatenate(predicted) if predicted else None
+        return RecordedRouting(experts, weights, guess, magnitudes=magnitudes)
 
     def _begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a step: the hook before a forward pass."""
@@ -134,7 +145,10 @@ class OffloadedExperts:
             self._prompt_ended()
         opens, closes = first == 0, prefill and rows.stop == self._prompt
         self._step = Step(rows, PREFILL if prefill else DECODE, opens, closes)
-        self._passes.append(RecordedRouting(*empty(len(rows), *self._shape)))
+        magnitudes = None
+        if self._magnitudes is not None:
+            magnitudes = np.ones((len(rows), *self._shape), np.float16)
+        self._passes.append(RecordedRouting(*empty(len(rows), *self._shape), magnitudes=magnitudes))
         self._turn = 0
 
     def _check_complete(self) -> None:
@@ -171,16 +185,23 @@ class OffloadedExperts:
             w = np.where((ids != router).any(axis=1)[:, None], half.astype(np.float32), w)
             self.skipped += int((router >= 0).sum() - (ids >= 0).sum())
             widths = None  # those that came along are of the router's choice
+        worth: npt.NDArray[np.floating[Any]] = half
+        if self._magnitudes is not None:
+            magnitudes = self._magnitudes.of(layer.index, hidden, ids)
+            worth = weighed(half, magnitudes)
         routing = self._passes[-1]
         routing.experts[:, layer.index, : ids.shape[1]] = ids
         routing.weights[:, layer.index, : ids.shape[1]] = w
+        if self._magnitudes is not None:
+            assert routing.magnitudes is not None
+            routing.magnitudes[:, layer.index, : ids.shape[1]] = magnitudes
         if chosen.guess is not None:
             following = self._layers[which + 1].index
             routing.guess[:, following, : chosen.guess.shape[1]] = chosen.guess
         if widths is None:
             resident = executor.residents(layer.index) if self._widths.residency else None
             begin = perf_counter_ns()
-            widths = self._widths.widths(layer.index, ids, half, resident)
+            widths = self._widths.widths(layer.index, ids, worth, resident)
             self._widths_ns += perf_counter_ns() - begin
         self.skipped += int(((widths == 0) & (ids >= 0)).sum())
         tasks = union(ids.tolist(), widths.tolist())

@@ -13,6 +13,7 @@ from crisp.hardware.cost import costs_by_row
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.policy import BoundWidths
+from crisp.policy.magnitude import weighed
 from crisp.policy.retention import ONE, units
 from crisp.profile import Transitions
 from crisp.scheduler.workload import Step
@@ -97,10 +98,11 @@ class StepBatches:
         guess: bool,
         following: Transitions | None,
         perfect: bool,
+        magnitudes: bool = False,
     ) -> None:
         """weighs: the router's weights are asked for, as `EventScheduler.weighs` says; guess,
         following, perfect: a prefetcher asks for the trace's guesses, for what is usual, or for
-        what will be.
+        what will be; magnitudes: widths do, for the trace's.
         """
         self._trace, self._widths, self._costs = trace, widths, CostTable(spec, cost)
         self._row_costs: list[CostTable] = []  # [MoE layers], where their experts differ in bytes
@@ -110,6 +112,7 @@ class StepBatches:
         self._by_block, self._perfect = by_block, perfect
         self._weighs = weighs
         self._guess = trace.guess if guess else None
+        self._magnitudes = trace.magnitudes if magnitudes else None
         self._following = following
         self._wanted: Callable[..., npt.NDArray[np.uint64]] | None = None
         if widths.residency:
@@ -142,18 +145,21 @@ class StepBatches:
         rows = np.array([row for step in steps for row in step.rows], np.int64)
         whole = self._trace.experts[rows]
         weights = None if self._trace.weights is None else self._trace.weights[rows]
+        worth: npt.NDArray[np.floating[Any]] | None = weights
+        if self._magnitudes is not None and weights is not None:
+            worth = weighed(weights, self._magnitudes[rows])
         experts = whole
         if len(self._moe) < whole.shape[1]:
             experts = np.ascontiguousarray(whole[:, self._moe])
         seen = bare = np.empty(0, np.int64)
         if self._wanted is None:
-            requested = self._asked(self._widths.widths, whole, weights, np.int16, None)
+            requested = self._asked(self._widths.widths, whole, worth, np.int16, None)
             self.skipped += int(np.count_nonzero(experts >= 0) - np.count_nonzero(requested))
             first_task, entry, width, grains = union(
                 experts, requested, first_token, self._experts, self._costs.grains, self._by_block
             )
         else:
-            bits = self._asked(self._wanted, whole, weights, np.int64)
+            bits = self._asked(self._wanted, whole, worth, np.int64)
             first_task, entry, width, seen, bare, grains = union_on(
                 experts, bits, first_token, self._experts, self._costs.grains, self._by_block
             )
@@ -170,7 +176,7 @@ class StepBatches:
         self,
         rule: Callable[..., npt.NDArray[Any]],
         experts: npt.NDArray[np.int16],
-        weights: npt.NDArray[np.float16] | None,
+        weights: npt.NDArray[np.floating[Any]] | None,
         kind: type[np.integer[Any]],
         *more: None,
     ) -> npt.NDArray[Any]:

@@ -104,6 +104,7 @@ def execute(
         guess=policy.prefetch.source == ROUTER,
         following=following,
         perfect=policy.prefetch.source == FUTURE,
+        magnitudes=policy.predicts,
     )
     machine = machine_of(spec, policy, start, by_block, cost.load, batches.states)
     belady = Belady(spec, start, compiled=True)

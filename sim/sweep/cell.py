@@ -14,6 +14,7 @@ from crisp.errors import CrispError, unknown_name
 from crisp.extensions import find_name
 from crisp.policy import Budget, policy_name
 from crisp.policy.cache import SCOPES, UNITS
+from crisp.policy.magnitude import MAGNITUDES
 from crisp.policy.policy import ALIASES, read_cache, read_order
 from crisp.policy.prefetch import PREFETCHERS
 from crisp.policy.rescaling import RESCALES
@@ -167,6 +168,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "unit": _one_of(UNITS, "unit"),
     "prefetch": lambda text: find_name(PREFETCHERS, text, "prefetch"),
     "rescale": _one_of(RESCALES, "rescale"),
+    "magnitude": _one_of(MAGNITUDES, "magnitude"),
     "routing": lambda text: build(text, ROUTINGS, "routing"),
     "budget": Budget.parse,
     "loss": parse_loss,

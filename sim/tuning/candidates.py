@@ -98,7 +98,7 @@ def find_candidates(
             for order in orders:
                 policy = named(
                     loss.policy, width=loss.width, order=order, cache=cache, scope=loss.scope,
-                    unit=unit, rescale=loss.rescale, prefetch="none",
+                    unit=unit, rescale=loss.rescale, magnitude=loss.magnitude, prefetch="none",
                 )  # fmt: skip
                 tried.append(Candidate(loss, plan_run(setup, policy, parsed, AUTO)))
     return Candidates(file, losses, budget, minimise, tried, other_budget, refused)
@@ -139,7 +139,9 @@ def tune(candidates: Candidates, finished: Callable[[], None] = lambda: None) ->
 
 def _conditions(loss: Loss) -> tuple[object, ...]:
     """Return what two measurements share that need be tried once."""
-    return loss.width, loss.cache, loss.scope, loss.unit, loss.budget, loss.rescale
+    return (
+        loss.width, loss.cache, loss.scope, loss.unit, loss.budget, loss.rescale, loss.magnitude,
+    )  # fmt: skip
 
 
 def _looks_at_residents(setup: Setup, loss: Loss) -> bool:

@@ -282,6 +282,40 @@ def test_saliency_on_bundled_traces_agrees(name: str, budget: str, changes: dict
     check(replace(given, profile=profile), "rtx4090-pcie4")
 
 
+def test_magnitudes_decide_alike_and_as_larger_weights_would() -> None:
+    """Widths are those of weight x magnitude, computed here; retention goes by weights alone."""
+    trace = RoutingTrace.load(bundled_traces()["tiny-mixtral-docs"])
+    assert trace.header.spec is not None and trace.weights is not None
+    spec = ModelSpec.from_dict(trace.header.spec, "tiny-mixtral")
+    rng = np.random.default_rng(6)
+    magnitudes = rng.uniform(0.4, 2, trace.experts.shape).astype(np.float16)
+    with_them = replace(trace, magnitudes=magnitudes)
+    sizes = -np.sort(-rng.random((spec.n_layers, spec.n_experts, spec.n_blocks)), axis=2)
+    more = {"contributions": sizes.astype(np.float32),
+            "sensitivities": rng.random(spec.n_layers).astype(np.float32)}  # fmt: skip
+
+    def given(of: RoutingTrace, magnitude: str, **parts: Any) -> Case:
+        one = case(of, spec, "saliency", "20%", limit=300, rescale="none", magnitude=magnitude,
+                   width="saliency(.4)", **parts)  # fmt: skip
+        first = case(trace, spec, "lru", "20%").profile
+        return replace(one, profile=replace(first, **more))
+
+    check(given(with_them, "predicted"), "rtx4090-pcie4")
+    check(given(with_them, "predicted", granularity="block", batch=3), "rtx4090-pcie4")
+    # Without a cache that goes by weights a trace of the products gives the same run.
+    powers = np.ldexp(np.float16(1), rng.integers(-1, 2, trace.experts.shape))
+    exact = replace(trace, magnitudes=powers)
+    products = replace(trace, weights=powers * trace.weights)
+    loads = [
+        simulate(given(of, magnitude, cache="lru"), "rtx4090-pcie4").metrics["blocks_loaded"]
+        for of, magnitude in ((products, "none"), (exact, "predicted"), (trace, "none"))
+    ]
+    assert loads[0] == loads[1] != loads[2]
+    for run in (simulate, fast_simulate):
+        with pytest.raises(CrispError, match="crisp trace capture --magnitudes records them"):
+            run(given(trace, "predicted"), hardware_profile("rtx4090-pcie4"))
+
+
 def test_paper_profile_at_the_size_of_mixtral() -> None:
     """A layer of 0.6 ms, an expert of 5.6 and 1.3 ms: a third of a ms and more is rounded."""
     trace = RoutingTrace.load(bundled_traces()["tiny-mixtral-docs"])

@@ -111,6 +111,13 @@ Routing = Annotated[
         "own), cache-prior(.5), substitute(.5) or skip-missing(1).  [default: the policy's]"
     ),
 ]
+Magnitude = Annotated[
+    str,
+    _choice(
+        "Of an expert's output for this token, beside its mean, in the widths: none, or predicted "
+        "from the layer's input (prepare --magnitudes)."
+    ),
+]
 Phase = Annotated[str, _choice("decode, prefill or all.")]
 Batch = Annotated[int, _choice("Sequences that decode side by side.")]
 Chunk = Annotated[

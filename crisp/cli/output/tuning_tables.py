@@ -88,6 +88,8 @@ def format_command(
     rescale = parts.get("rescale", "none")
     if rescale != NAMED[parts["name"]].rescale:
         options["--rescale"] = rescale
+    if "magnitude" in parts:
+        options["--magnitude"] = parts["magnitude"]
     words = [
         str(word)
         for option in (*options.items(), *given.items())

@@ -123,7 +123,11 @@ def _print(name: str, facts: Description) -> None:
         key: header[key] for key in ("model", "dataset", "tokenizer", "note") if header[key]
     }
     origin = header["origin"] + (f", seed {header['seed']}" if header["seed"] is not None else "")
-    has = [what for what in ("weights", "guess", "token", "scores") if getattr(facts, what)]
+    has = [
+        what
+        for what in ("weights", "guess", "token", "scores", "magnitudes")
+        if getattr(facts, what)
+    ]
     least, quarter, half, three, most = facts.lengths
     each = f"{least} to {most}, quartiles {quarter}, {half}, {three}"
     if least == most:

@@ -60,6 +60,7 @@ def generate(
     prefetch: flags.Prefetch = None,
     rescale: flags.Rescale = None,
     routing: flags.Routing = None,
+    magnitude: flags.Magnitude = "none",
     loss: flags.Loss = None,
     chunk: flags.Chunk = "512",
     seed: flags.Seed = 0,
@@ -119,7 +120,7 @@ def generate(
     conditions = Conditions(granularity, "all", 1, parse_chunk(chunk), seed)
     chosen = named(
         policy, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch,
-        rescale=rescale, routing=routing, seed=seed,
+        rescale=rescale, routing=routing, magnitude=magnitude, seed=seed,
     )  # fmt: skip
     machine = None if hardware is None else hardware_profile(hardware)
     power_model(machine, modelled_energy)  # else it would be missed after loading

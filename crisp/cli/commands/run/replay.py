@@ -43,6 +43,7 @@ def replay(
     prefetch: flags.Prefetch = None,
     rescale: flags.Rescale = None,
     routing: flags.Routing = None,
+    magnitude: flags.Magnitude = "none",
     loss: flags.Loss = None,
     phase: flags.Phase = "decode",
     batch: flags.Batch = 1,
@@ -127,6 +128,7 @@ def replay(
         prefetch=prefetch,
         rescale=rescale,
         routing=routing,
+        magnitude=magnitude,
     )
     power_model(setup.hardware, modelled_energy)  # else it would be missed after the first run
     check_asked(asked, chosen)

@@ -44,7 +44,7 @@ IMPORTS = (
     ("torch and transformers' Mixtral, all of it",
      "import torch, transformers.models.mixtral.modeling_mixtral"),
     ("torch and transformers' Mixtral, as `crisp generate` imports it",
-     "from crisp.checkpoint.lean_imports import lean_imports; lean_imports(); "
+     "from crisp.lean_imports import lean_imports; lean_imports(); "
      "import torch, transformers.models.mixtral.modeling_mixtral"),
 )  # fmt: skip
 """Names and Python code of what is imported, each in a process of its own."""
@@ -62,7 +62,7 @@ is used again and again.
 
 TAIL = """## What is left out, and what that saves
 
-- **torch's compiler, sympy, tensors on several machines** (`crisp/checkpoint/lean_imports.py`).
+- **torch's compiler, sympy, tensors on several machines** (`crisp/lean_imports.py`).
   transformers imports all of it to run any model, and more where they are installed: scipy,
   accelerate, and through the compiler triton. `crisp generate` puts stand-ins in their place, which
   give way to the real modules as soon as anything wants more of them. The difference is that of the

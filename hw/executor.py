@@ -29,17 +29,13 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
-from crisp.hardware.energy import EnergyOf
-from crisp.hardware.profile import HardwareProfile
 from crisp.hw.devices.batch import ExpertBatch
 from crisp.hw.devices.protocol import BlockRange, Copy, Device
 from crisp.hw.devices.slots import Slots
 from crisp.hw.store.block_io import IN_FLIGHT
 from crisp.model.spec import ModelSpec
-from crisp.run.case import Case
 from crisp.run.driver import Driver
-from crisp.run.finish import HostTimes, finish
-from crisp.run.result import Run
+from crisp.run.finish import HostTimes
 from crisp.run.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
 from crisp.scheduler.retention import Routed
 from crisp.scheduler.scheduler import EventScheduler
@@ -309,39 +305,6 @@ class Executor:
 
     def _now(self) -> int:
         return self.device.clock() - self.zero
-
-
-def measured_run(
-    case: Case,
-    device: Mapping[str, Any],
-    store: Mapping[str, Any],
-    hardware: HardwareProfile | None,
-    executor: Executor,
-    total_ns: int,
-    skipped: int,
-    energy: EnergyOf,
-    lookup_ns: int,
-) -> Run:
-    """Return the Run of an executor that has finished.
-
-    device, store: as they describe themselves. hardware: the profile that gave times or power
-    figures, if one did. total_ns, lookup_ns: the run's time, and what turning the routers' answers
-    into widths took of it.
-    """
-    settings = case.settings("hw", None if hardware is None else hardware.to_dict())
-    return finish(
-        settings | {"device": dict(device), "store": dict(store)},
-        case.spec,
-        cost=None,
-        scheduler=executor.scheduler,
-        sums=executor.recorder.sums,
-        log=executor.log,
-        total_ns=total_ns,
-        skipped=skipped,
-        initial=case.start().resident,
-        energy=energy,
-        host=executor.host_times(lookup_ns),
-    )
 
 
 def _nothing() -> Callable[[], None]:

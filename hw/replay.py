@@ -22,7 +22,8 @@ from crisp.hw.devices.batch import expert_batches
 from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.devices.protocol import Device
 from crisp.hw.devices.slots import Slots, slots_needed
-from crisp.hw.executor import Executor, measured_run
+from crisp.hw.executor import Executor
+from crisp.hw.measured_run import measured_run
 from crisp.hw.store.reader import TORCH_TYPES, Store
 from crisp.hw.telemetry.metering import metering, power_model
 from crisp.run.case import Case

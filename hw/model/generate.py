@@ -23,7 +23,8 @@ from crisp.hardware.energy import Meter
 from crisp.hardware.profile import HardwareProfile
 from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.devices.slots import Slots, slots_needed
-from crisp.hw.executor import Executor, measured_run
+from crisp.hw.executor import Executor
+from crisp.hw.measured_run import measured_run
 from crisp.hw.memory import return_freed_memory
 from crisp.hw.model.offloaded import OffloadedExperts
 from crisp.hw.model.resident import ResidentModel

@@ -16,7 +16,8 @@ def additions_section(models: Sequence[Row]) -> str:
         (model["name"], row, _without(model, row)) for model in models for row in model["built"]
     ]
     tried = [(model["name"], row) for model in models for row in model["tried"]]
-    step = round(abs(float(SHARES["tiny-mixtral"][0]) - float(SHARES["tiny-mixtral"][1])), 3)
+    first, second = (float(share) for share in SHARES["tiny-mixtral"][:2])
+    step = f"{first - second:.3f}".lstrip("0")
     return "\n\n".join(
         [
             "## Additions",
@@ -24,7 +25,7 @@ def additions_section(models: Sequence[Row]) -> str:
             "benchmarks/policies --data DIR --additions`). `--magnitude predicted` multiplies the "
             "router's weight by what the layer's input foretells of the expert's size for this "
             f"token ([contract](contract.md)). Chosen for no more than {100 * MARK:.1f} % as "
-            f"above, but on a finer grid of thresholds (steps of {step:g}), alike with and "
+            f"above, but on a finer grid of thresholds (steps of {step}), alike with and "
             f"without; the last column compares bytes at one loss, {100 * LOSS:.1f} %, between "
             "the points of that grid.",
             table(_BUILT, built),
@@ -52,7 +53,9 @@ _BUILT: dict[str, Callable[[Any], str]] = {
     "kB a token": lambda line: kilobytes(line[1]),
     "loss": lambda line: with_interval(line[1]["loss"], percent),
     "times fewer than lru": lambda line: with_times(line[1]["over_lru"]),
-    "bytes at one loss": lambda line: _change(line[1]["bytes_at_loss"] / line[2]["bytes_at_loss"]),
+    "bytes at one loss": lambda line: (
+        "–" if line[1] is line[2] else _change(line[1]["bytes_at_loss"] / line[2]["bytes_at_loss"])
+    ),
 }
 _TRIED: dict[str, Callable[[Any], str]] = {
     "model": lambda line: line[0],

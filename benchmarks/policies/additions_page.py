@@ -7,7 +7,15 @@ from typing import Any
 
 from benchmarks.policies.additions import LOSS, SHARES
 from benchmarks.policies.choosing import MARK
-from benchmarks.policies.words import Row, kilobytes, percent, table, with_interval, with_times
+from benchmarks.policies.words import (
+    Row,
+    kilobytes,
+    percent,
+    table,
+    times_fewer,
+    with_interval,
+    with_times,
+)
 
 
 def additions_section(models: Sequence[Row]) -> str:
@@ -32,6 +40,20 @@ def additions_section(models: Sequence[Row]) -> str:
             "What was tried and not built: bytes at the same loss, over those without it.",
             table(_TRIED, tried),
         ]
+    )
+
+
+def foretold(models: Sequence[Row], name: str) -> list[str]:
+    """Return a line that says what predicted magnitudes come to in a model; none: not measured."""
+    found = [
+        f"{times_fewer(row['over_lru'])} times fewer than `lru` at a {row['budget']} budget, at a "
+        f"loss of {with_interval(row['loss'], percent)}"
+        for model in models
+        for row in model["built"]
+        if model["name"] == name and row["magnitude"] != "none"
+    ]
+    return [f"  With `--magnitude predicted` ([below](#additions)) {'; '.join(found)}."] * bool(
+        found
     )
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.policies.additions_page import additions_section
+from benchmarks.policies.additions_page import additions_section, foretold
 from benchmarks.policies.choosing import FAMILIES, LITTLE, MARK, SALIENCY, SPARE, STEPS
 from benchmarks.policies.hardware_page import hardware_section
 from benchmarks.policies.prefetching_page import prefetching_section
@@ -52,7 +52,7 @@ def render(content: dict[str, Any]) -> str:
     models = content["models"]
     picture = f"![Loss against bytes loaded](images/{PICTURE.name})"
     caption = "The picture is of the text that numbers were chosen on, the tables are of the other."
-    parts = [_HEAD, _short(models), picture, caption]
+    parts = [_HEAD, _short(models, content.get("additions", ())), picture, caption]
     parts += [_of_model(model) for model in models]
     parts += [promised_section(models), _failed(models), prefetching_section(models)]
     parts.append(real_section(content["real"]))
@@ -96,7 +96,7 @@ def gains(budget: Row) -> list[tuple[str, float]] | None:
     ]
 
 
-def _short(models: Sequence[Row]) -> str:
+def _short(models: Sequence[Row], additions: Sequence[Row]) -> str:
     lines = ["**In short.**"]
     for model in models:
         lines.append(f"- {model['facts']['name']}:")
@@ -110,6 +110,7 @@ def _short(models: Sequence[Row]) -> str:
                     f"loss of {with_interval(row['loss'], percent)}"
                 )
             lines.append(f"  at a {at['budget']} budget {told}.")
+        lines += foretold(additions, model["facts"]["name"])
         chosen = [best(at["heldout"][CRISP]) for at in model["budgets"]]
         won = [row for row in chosen if row is not None and wins(row)]
         factors = [1 / row["over_crisp"]["value"] for row in won]

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from benchmarks.policies.additions import _at
 from benchmarks.policies.page import CONTENT, LEAST, MOST, PAGE, best, gains, render, wins
 from benchmarks.policies.prefetching import BOUND, MACHINES, PREFETCHERS
 from benchmarks.policies.prefetching_page import prefetching_cells
@@ -57,6 +58,21 @@ def test_ours_beats_the_papers_where_the_page_says_so(content: dict[str, Any]) -
         assert all(row["over_crisp"]["interval"][1] < 1 for row in won)
         told = f"At {len(won)} of {len(own)} budgets a policy of ours"
         assert told in (ROOT / PAGE).read_text(encoding="utf-8")
+
+
+def test_bytes_at_a_loss_lie_between_readings_in_logarithms() -> None:
+    """Half way from 1.7 to 3.7 %: the geometric mean of 400 and 100."""
+    curve = np.array([(0.01, 900.0), (0.017, 400.0), (0.037, 100.0), (0.06, 50.0)])
+    assert _at(curve) == pytest.approx(200)
+    assert _at(curve[:2]) == pytest.approx(400 * (400 / 900) ** (10 / 7))  # and beyond
+
+
+def test_additions_are_compared_with_the_same_budget_without(content: dict[str, Any]) -> None:
+    for model in content["additions"]:
+        pairs = zip(model["built"][::2], model["built"][1::2], strict=True)
+        for plain, predicted in pairs:
+            assert (plain["magnitude"], predicted["magnitude"]) == ("none", "predicted")
+            assert plain["budget"] == predicted["budget"]
 
 
 def test_parts_of_the_gain_add_up(content: dict[str, Any]) -> None:

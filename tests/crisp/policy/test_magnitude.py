@@ -12,6 +12,7 @@ from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
 from crisp.policy import named
 from crisp.policy.magnitude import coefficients, weighed
+from crisp.policy.widths.contribution import ResidentThresholdWidths
 from crisp.profile import Profile
 
 SPEC = ModelSpec.named("mixtral-8x7b").first_layers(2)
@@ -27,6 +28,22 @@ def test_products_of_halves_are_exact() -> None:
         products.ravel(), weights.ravel(), magnitudes.ravel(), strict=True
     ):
         assert Fraction(float(product)) == Fraction(float(weight)) * Fraction(float(magnitude))
+
+
+def test_a_magnitude_decides_how_far_is_loaded() -> None:
+    """Weight .5 x magnitude x contributions of 4, 2 and 1, where 1 is worth loading.
+
+    Magnitude 1: 2, 1 and .5; 2: 4, 2 and 1; .5: 1, .5 and .25; .25: .5, and so on.
+    """
+    widths = ResidentThresholdWidths(np.array([[[4.0, 2.0, 1.0]]]), np.ones(1))
+    experts = np.zeros((4, 1), np.int16)
+    weights = np.full((4, 1), 0.5, np.float16)
+    magnitudes = np.array([[1], [2], [0.5], [0.25]], np.float16)
+    found = widths.widths(0, experts, weighed(weights, magnitudes), [0])
+    assert found.tolist() == [[2], [3], [1], [0]]
+    assert widths.widths(0, experts, weighed(weights, magnitudes), [2]).tolist() == [
+        [2], [3], [2], [2],
+    ]  # fmt: skip
 
 
 def test_the_part_is_named_where_it_is_not_usual() -> None:

@@ -75,7 +75,7 @@ def generate(
 
     Routed experts are loaded as they are needed; everything else stays in memory.
     """
-    from crisp.checkpoint.lean_imports import lean_imports
+    from crisp.checkpoint.lean.imports import lean_imports
     from crisp.cli.options.devices import device_options, open_store
     from crisp.cli.options.files import check_no_folder, check_outputs
     from crisp.cli.output.dry_run import dry_run_summary

@@ -44,7 +44,7 @@ IMPORTS = (
     ("torch and transformers' Mixtral, all of it",
      "import torch, transformers.models.mixtral.modeling_mixtral"),
     ("torch and transformers' Mixtral, as `crisp generate` imports it",
-     "from crisp.lean_imports import lean_imports; lean_imports(); "
+     "from crisp.checkpoint.lean.imports import lean_imports; lean_imports(); "
      "import torch, transformers.models.mixtral.modeling_mixtral"),
 )  # fmt: skip
 """Names and Python code of what is imported, each in a process of its own."""
@@ -62,14 +62,15 @@ is used again and again.
 
 TAIL = """## What is left out, and what that saves
 
-- **torch's compiler, sympy, tensors on several machines** (`crisp/lean_imports.py`).
+- **torch's compiler, sympy, tensors on several machines** (`crisp/checkpoint/lean/imports.py`).
   transformers imports all of it to run any model, and more where they are installed: scipy,
   accelerate, and through the compiler triton. `crisp generate` puts stand-ins in their place, which
   give way to the real modules as soon as anything wants more of them. The difference is that of the
   last two lines above. In your own process call `lean_imports()` before anything imports
   transformers, or do without it: nothing else depends on it.
-- **Arithmetic without numbers** (`crisp/checkpoint/meta_device.py`): making a model without weights
-  would import the same again, because torch computes with tensors that have no memory in Python.
+- **Arithmetic without numbers** (`crisp/checkpoint/lean/meta_device.py`): making a model without
+  weights would import the same again, because torch computes with tensors that have no memory in
+  Python.
 - **A copy of the weights that are no experts'** (`crisp/hw/model/resident.py`): what the checkpoint
   holds as the model has it is mapped, so runs share it and nothing is copied. What is converted, as
   quantised weights are, or float32 routers, is copied, and so is all on a GPU. A checkpoint must

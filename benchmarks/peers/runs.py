@@ -114,11 +114,11 @@ def llama(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
 
 def crisp(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     """Run CRISP with the experts in a store and ``settings.budget`` bytes of them in memory."""
+    from crisp.checkpoint.lean.imports import lean_imports
     from crisp.hw.devices.options import DeviceOptions
     from crisp.hw.model.generate import generate
     from crisp.hw.model.resident import open_resident
     from crisp.hw.store.reader import Store
-    from crisp.lean_imports import lean_imports
     from crisp.policy import Budget, named
     from crisp.run.case import Conditions
 

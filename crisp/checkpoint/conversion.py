@@ -18,7 +18,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from crisp.checkpoint.files import Checkpoint, TensorEntry, is_other_part
-from crisp.checkpoint.meta_device import shapes_only
+from crisp.checkpoint.lean.meta_device import shapes_only
 from crisp.checkpoint.quantised import DecodedCheckpoint
 from crisp.errors import CrispError
 from crisp.extras import import_extra

@@ -8,8 +8,8 @@ from typing import Any
 
 from crisp.checkpoint.conversion import FLOATS, Conversion
 from crisp.checkpoint.files import Checkpoint
+from crisp.checkpoint.lean.meta_device import shapes_only
 from crisp.checkpoint.library import model_without_weights
-from crisp.checkpoint.meta_device import shapes_only
 from crisp.checkpoint.quantised import DecodedCheckpoint
 from crisp.errors import CrispError
 from crisp.extras import import_extra

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from crisp.checkpoint.deepseek import FAMILY, register
-from crisp.checkpoint.meta_device import on_meta_device
+from crisp.checkpoint.lean.meta_device import on_meta_device
 from crisp.checkpoint.source import find_model
 from crisp.errors import CrispError
 from crisp.extras import import_extra

@@ -78,6 +78,7 @@ def generate(
 
     Routed experts are loaded as they are needed; everything else stays in memory.
     """
+    from crisp.checkpoint.lean.imports import lean_imports
     from crisp.cli.options.devices import device_options, open_store
     from crisp.cli.options.files import check_no_folder, check_outputs
     from crisp.cli.output.dry_run import dry_run_summary
@@ -89,7 +90,6 @@ def generate(
     from crisp.hw.model.resident import open_resident, same_geometry
     from crisp.hw.telemetry import meter_for
     from crisp.hw.telemetry.metering import power_model
-    from crisp.lean_imports import lean_imports
     from crisp.policy import Budget, named
     from crisp.policy.promise import within_loss
     from crisp.profile.loss_curve import parse_loss

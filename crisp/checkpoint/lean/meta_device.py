@@ -29,9 +29,10 @@ def on_meta_device(make: Callable[[], Any]) -> Any:
         with torch.device("meta"):
             return make()
     for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and not buffer.is_meta:
-                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="meta")
+        for kind in (module._parameters, module._buffers):
+            for name, tensor in kind.items():
+                if tensor is not None and not tensor.is_meta:
+                    kind[name] = _without_memory(tensor)
     return model
 
 
@@ -63,6 +64,15 @@ def shapes_only() -> AbstractContextManager[None]:
 
     mode: AbstractContextManager[None] = ShapesOnly()
     return mode
+
+
+def _without_memory(tensor: Any) -> Any:
+    """Return a parameter or buffer like this one, on the meta device."""
+    torch = import_extra("torch")
+    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty
 
 
 def _stacked(shapes: Sequence[Sequence[int]], dim: int = 0) -> list[int] | None:

@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="needs the extra hf")
 
 from crisp.hw.store.packing import pack
 
-MODEL = Path(__file__).parents[2] / "traces" / "tiny-mixtral"
+MODEL = Path(__file__).parents[4] / "traces" / "tiny-mixtral"
 
 # Nothing of these runs a model that writes; each is megabytes, and some are tens of them.
 NEEDLESS = (
@@ -27,7 +27,7 @@ NEEDLESS = (
 def run(code: str, *arguments: object) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[4],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -52,7 +52,7 @@ def test_a_stand_in_gives_way_to_the_module_itself() -> None:
     """As soon as anything is wanted that it does not have, be it a module of the package."""
     run(
         "import sys\n"
-        "from crisp.lean_imports import StandIn, lean_imports\n"
+        "from crisp.checkpoint.lean.imports import StandIn, lean_imports\n"
         "lean_imports()\n"
         "import torch, transformers.masking_utils as masks\n"
         "assert isinstance(sys.modules['torch._dynamo'], StandIn)\n"
@@ -69,7 +69,7 @@ def test_masks_that_need_the_compilers_transform_get_it() -> None:
     """transformers keeps the stand-in's name, and calls it: [1, 1, 2, 3] from the second query."""
     run(
         "import sys\n"
-        "from crisp.lean_imports import StandIn, lean_imports\n"
+        "from crisp.checkpoint.lean.imports import StandIn, lean_imports\n"
         "lean_imports()\n"
         "import torch, transformers.masking_utils as masks\n"
         "mask = masks.sdpa_mask(batch_size=1, q_length=2, kv_length=3, q_offset=1,\n"
@@ -83,7 +83,7 @@ def test_what_is_imported_already_stays() -> None:
     run(
         "import torch._dynamo, sys\n"
         "before = sys.modules['torch._dynamo']\n"
-        "from crisp.lean_imports import lean_imports\n"
+        "from crisp.checkpoint.lean.imports import lean_imports\n"
         "lean_imports()\n"
         "assert sys.modules['torch._dynamo'] is before\n"
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="needs the extra hf")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
-from crisp.checkpoint.meta_device import on_meta_device, shapes_only  # noqa: E402
+from crisp.checkpoint.lean.meta_device import on_meta_device, shapes_only  # noqa: E402
 
 SMALL: dict[str, Any] = {
     "vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 32,
@@ -72,6 +72,18 @@ def test_a_model_that_needs_ranges_without_memory_gets_them() -> None:
 
     model = on_meta_device(Mixed)
     assert model.steps.is_meta and model.steps.shape == (4,)
+
+
+def test_a_parameter_that_is_computed_has_no_memory_either() -> None:
+    """As Mamba's logarithms of 1, 2, ..."""
+
+    class Ranges(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = torch.nn.Parameter(torch.arange(1.0, 5.0).log())
+
+    model = on_meta_device(Ranges)
+    assert model.steps.is_meta and model.steps.shape == (4,) and model.steps.requires_grad
 
 
 def test_in_memory_numbers_are_drawn_as_ever() -> None:

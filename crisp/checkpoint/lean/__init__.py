@@ -1,0 +1,1 @@
+"""What a run can do without: imports, and computing with tensors that have no memory."""

@@ -16,6 +16,7 @@
 #   make million         a million tokens, 5 budgets x 8 policies, through the fast engine (DATA: the routing)
 #   make fidelity        simulation beside measurement: docs/fidelity.md anew
 #   make soak            half an hour of random replays and texts on this machine
+#   make memory          what takes how much memory while a model writes: docs/memory.md anew
 #   make peers           tokens/s of CRISP and of others under one memory cap: docs/peers.md anew (root)
 #   make quality         what widths cost in quality: docs/quality.md anew (DATA: the texts)
 #   make policies        what policies load and lose on the small models: docs/policies.md (DATA: the texts)
@@ -40,7 +41,7 @@ TEST := .venv-test/bin
 PYTEST := $(TEST)/pytest -n auto --dist loadfile --no-loadscope-reorder $(if $(DATA),--data=$(DATA))
 SOURCES := $(shell find -L crisp traces -name __pycache__ -prune -o -type f -print)
 
-.PHONY: demo help check static test test-slow matrix bench million fidelity peers soak kernels-report gpu-report gpu-bundle quality policies caches logs models quantised clean
+.PHONY: demo help check static test test-slow matrix bench million fidelity memory peers soak kernels-report gpu-report gpu-bundle quality policies caches logs models quantised clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -79,6 +80,9 @@ million: .venv-test/installed
 
 fidelity: .venv-test/installed
 	$(TEST)/python benchmarks/fidelity
+
+memory: .venv-test/installed
+	$(TEST)/python benchmarks/memory.py
 
 peers: .venv-peers/installed
 	.venv-peers/bin/python benchmarks/peers

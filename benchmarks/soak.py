@@ -8,19 +8,18 @@ text each time, and memory, threads and open files must not grow.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import random
 import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crisp.hw.decisions import DecisionLog, replay_decisions, same_decisions
 from crisp.hw.devices.options import DeviceOptions
+from crisp.hw.memory import return_freed_memory
 from crisp.hw.model.generate import generate
 from crisp.hw.model.resident import ResidentModel, open_resident
 from crisp.hw.replay import replay
@@ -61,8 +60,7 @@ class Level:
         before they ask for more.
         """
         gc.collect()
-        with suppress(AttributeError):  # glibc's
-            ctypes.CDLL(None).malloc_trim(0)
+        return_freed_memory()
         status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         memory = next(line for line in status if line.startswith("RssAnon:"))
         files = sum(1 for _ in Path("/proc/self/fd").iterdir())

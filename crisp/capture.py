@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crisp.adapter import ExpertLayout, RecordedRouting, RoutingRecorder, record_routing
+from crisp.adapter import (
+    ExpertLayout,
+    MagnitudePredictor,
+    RecordedRouting,
+    RoutingRecorder,
+    record_routing,
+)
 from crisp.checkpoint.loading import LoadedModel, load_model
 from crisp.errors import CrispError
 from crisp.extras import import_extra
@@ -62,10 +68,12 @@ def capture(
     texts: Sequence[Path],
     recipe: Recipe,
     progress: Progress = no_progress,
+    predict: MagnitudePredictor | None = None,
 ) -> RoutingTrace:
     """Record the routing of a model that reads windows of ``texts`` and writes on after each.
 
-    progress: called with (rows done, rows at most). Raises CrispError for a text that cannot be
+    progress: called with (rows done, rows at most). predict: foretells magnitudes, which the trace
+    keeps then. Raises CrispError for a text that cannot be
     read or is too short, for a length beyond the model's context and for a model not understood.
     """
     _check_context(loaded.model, recipe)
@@ -78,7 +86,7 @@ def capture(
     sequences: list[_Sequence] = []
     with (
         import_extra("torch").inference_mode(),
-        record_routing(loaded.model, scores=recipe.scores) as recorder,
+        record_routing(loaded.model, scores=recipe.scores, predict=predict) as recorder,
     ):
         for first in range(0, len(prompts), recipe.batch):
             batch = list(enumerate(prompts))[first : first + recipe.batch]
@@ -154,8 +162,12 @@ def _rows(passes: Sequence[RecordedRouting], batch: int, which: int, count: int)
         rows = [part.reshape(batch, -1, *part.shape[1:])[which] for part in parts]
         return np.concatenate(rows)[:count]
 
-    scores = None if passes[0].scores is None else joined("scores")
-    return RecordedRouting(joined("experts"), joined("weights"), joined("guess"), scores)
+    extra = {
+        name: joined(name)
+        for name in ("scores", "magnitudes")
+        if getattr(passes[0], name) is not None
+    }
+    return RecordedRouting(joined("experts"), joined("weights"), joined("guess"), **extra)
 
 
 def cache_of(output: Any, model: Any) -> dict[str, Any]:
@@ -276,6 +288,9 @@ def _assemble(
         token=np.array(tokens, np.int32) if recipe.token_ids else None,
         scores=np.concatenate([sequence.routing.scores for sequence in sequences])
         if recipe.scores
+        else None,
+        magnitudes=np.concatenate([sequence.routing.magnitudes for sequence in sequences])
+        if sequences[0].routing.magnitudes is not None
         else None,
         header=header,
     )

@@ -29,7 +29,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
-from crisp.hardware.energy import Energy, StateDurations
+from crisp.hardware.energy import EnergyOf
 from crisp.hardware.profile import HardwareProfile
 from crisp.hw.devices.batch import ExpertBatch
 from crisp.hw.devices.protocol import BlockRange, Copy, Device
@@ -37,7 +37,8 @@ from crisp.hw.devices.slots import Slots
 from crisp.model.spec import ModelSpec
 from crisp.run.case import Case
 from crisp.run.driver import Driver
-from crisp.run.result import HostTimes, Run, finish
+from crisp.run.finish import HostTimes, finish
+from crisp.run.result import Run
 from crisp.run.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
 from crisp.scheduler.retention import Routed
 from crisp.scheduler.scheduler import EventScheduler
@@ -81,7 +82,7 @@ class Executor:
         self._load_since = self._compute_since = 0
         self._step = -1
         self._free_since = 0
-        self._zero = device.clock()
+        self.zero = device.clock()  # when the run's clock began
         self._queue_ns = 0  # spent in the scheduler
         self._locked_ns = 0  # spent with the lock held, the scheduler included
 
@@ -94,7 +95,7 @@ class Executor:
                 self._event_over.clear()
                 self.device.copy(Copy(row, expert, 0, taken), self._preloaded)
                 self._wait_for_event()
-        self._zero = self.device.clock()
+        self.zero = self.device.clock()
 
     def residents(self, layer: int) -> list[int]:
         """Return the resident blocks of each expert of a layer: [n_experts], between two events."""
@@ -109,7 +110,7 @@ class Executor:
             self._step += 1
             if step is not None:
                 now = self._now()
-                self.log.add(step, now)
+                self.log.add(step, now, self.scheduler.bytes_loaded)
                 self._flush(now, always=False)
 
     def event(
@@ -191,7 +192,7 @@ class Executor:
 
     def _wait(self, condition: threading.Event) -> None:
         """Wait for a condition as long as the streams are alive; raise what one failed with."""
-        while not condition.wait(_CHECK_SECONDS):
+        while not self.device.wait(condition, _CHECK_SECONDS):
             self.device.check()
         if self._failure is not None:
             raise self._failure
@@ -237,7 +238,7 @@ class Executor:
             self._begin_load()  # first, so that the link works while the rest is recorded
             event, kind = (-1, PREFETCH) if load.prefetch else (self.scheduler.event, LOAD)
             self._record(event, self._layers[load.row], kind, load.expert, load.first, load.blocks,
-                      since, end - self._zero, landed)  # fmt: skip
+                      since, end - self.zero, landed)  # fmt: skip
             self._begin_compute()
             self._locked_ns += perf_counter_ns() - begin
 
@@ -254,7 +255,7 @@ class Executor:
             self._slots.used(task, first, last)
             self._ask(self._driver.computed)
             scheduler = self.scheduler
-            end -= self._zero
+            end -= self.zero
             self._record(scheduler.event, self._layers[task.entry // self._experts], COMPUTE,
                       task.expert, first, last - first, self._compute_since, end,
                       scheduler.residency.landed)  # fmt: skip
@@ -305,7 +306,7 @@ class Executor:
         return answer
 
     def _now(self) -> int:
-        return self.device.clock() - self._zero
+        return self.device.clock() - self.zero
 
 
 def measured_run(
@@ -316,7 +317,7 @@ def measured_run(
     executor: Executor,
     total_ns: int,
     skipped: int,
-    energy: Callable[[StateDurations], Energy | str],
+    energy: EnergyOf,
     lookup_ns: int,
 ) -> Run:
     """Return the Run of an executor that has finished.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,16 @@ def map_anonymous(n_bytes: int, what: str) -> mmap.mmap:
         with contextlib.suppress(OSError):  # not every kernel has them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def return_freed_memory() -> None:
+    """Give the system back what has been freed; where the C library is not glibc, nothing happens.
+
+    It keeps holes between what is in use, of up to 32 MB each, and numbers that are loaded and
+    packed for a check leave many.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def check_available(n_bytes: int, what: str) -> None:

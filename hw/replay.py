@@ -62,19 +62,21 @@ def replay(
         )
     cost = case.order_cost(hardware)
     scheduler, workload = case.scheduler(cost), case.workload()
-    recorder = Recorder(sinks, case.conditions.by_block)
+    recorder = Recorder(sinks)
     needed = slots_needed(case.spec, case.capacity(), scheduler.ahead is not None)
     model = power_model(hardware, modelled_energy)
     with closing(options.open(store, needed)) as device, metering(meter, model) as metered:
         executor = Executor(case.spec, scheduler, device, Slots(case.spec, needed), recorder, watch)
         activations = _Activations(store, device)
         executor.preload()
-        metered.start()
+        metered.start(executor.zero)
         step: Step | None = None
         lookup_ns = 0
         for event in workload.events(case.steps(progress)):
             if event.step is not step:
                 executor.end_step(step)
+                if step is not None and step.phase != event.step.phase:
+                    metered.sample()
                 step = event.step
             if event.experts is None:
                 continue

@@ -1,4 +1,4 @@
-"""Belady's bound of a run, from its timeline or its tasks: see `crisp.scheduler.belady_bound`."""
+"""What no run falls below: Belady's bound (`crisp.scheduler.belady_bound`) and least times."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 
 from crisp.model.spec import ModelSpec
 from crisp.run.counters import FewestLoads
 from crisp.run.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, Rows
 from crisp.scheduler.belady_bound import fewest_loads, places
 from crisp.scheduler.residency import StartingState
+
+Ints = npt.NDArray[np.int64]
 
 FEW = 400_000  # uses: to go through them takes less time than to import numba
 
@@ -71,6 +74,23 @@ class Belady:
         if self._compiled:
             return int(_compiled()(*self._places, event, entry, width))
         return fewest_loads(*self._places, event.tolist(), entry.tolist(), width.tolist())
+
+
+def least_times(piece_ns: Ints) -> Ints:
+    """Return what each block adds to the least time that it and those before it take to compute.
+
+    piece_ns [tasks, first, last - 1]: of blocks [first, last) as one piece; -1 where a task has no
+    such blocks. Returns [tasks, blocks] ns. No piece takes less than what its blocks add, whatever
+    the costs. Where cutting a task saves nothing the launch counts with block 0 alone.
+    """
+    tasks, blocks, _ = piece_ns.shape
+    costs = np.where(piece_ns >= 0, piece_ns, np.int64(1) << 61)
+    least = np.zeros((tasks, blocks + 1), np.int64)
+    for block in range(blocks):  # by a piece that includes it, behind any of those before it
+        best = (least[:, : block + 1, None] + costs[:, : block + 1, block:]).min(axis=(1, 2))
+        there = piece_ns[:, block, block] >= 0
+        least[:, block + 1] = np.where(there, best, least[:, block])
+    return np.diff(least, axis=1)
 
 
 @cache

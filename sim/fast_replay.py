@@ -11,6 +11,7 @@ import numpy.typing as npt
 from crisp.errors import CrispError, InvariantError
 from crisp.model.spec import ModelSpec
 from crisp.policy import BoundWidths, Budget, Policy
+from crisp.policy.magnitude import weighed
 from crisp.policy.retention import units
 from crisp.policy.widths import contribution
 from crisp.policy.widths.base import ResidencyWidths, Widths
@@ -52,7 +53,7 @@ class CompiledReplay:
 
     def __init__(self, spec: ModelSpec, policy: Policy, budget: Budget, profile: Profile) -> None:
         """Begin; CrispError for a rule that cannot be compiled."""
-        start = starting_state(spec, policy.cache, profile, budget.capacity(spec, policy.cache))
+        start = starting_state(spec, policy, profile, budget.capacity(spec, policy.cache))
         self.in_step = policy.cache.in_step
         self._weighs = policy.cache.rule.retains
         self._machine = machine_of(spec, policy, start, False, lambda _: 1, 1)  # nobody waits
@@ -71,17 +72,19 @@ class CompiledReplay:
         experts: npt.NDArray[np.int16],
         weights: npt.NDArray[np.float16],
         widths: BoundWidths,
+        magnitudes: npt.NDArray[np.float16] | None = None,
     ) -> Widths:
         """Run an event for each of a layer's rows, see `RowReplay.rows`."""
         row, experts = self._row_of[layer], np.ascontiguousarray(experts)
         found = np.zeros(experts.shape, np.int64)
         wanted = found
+        worth = weights if magnitudes is None else weighed(weights, magnitudes)
         if widths.residency:
-            bits = cast(ResidencyWidths, widths).wanted(layer, experts, weights)
+            bits = cast(ResidencyWidths, widths).wanted(layer, experts, worth)
             wanted = bits.astype(np.int64)
         else:
-            found[:] = widths.widths(layer, experts, weights, None)
-        first, routed = np.zeros(0, np.int64), np.zeros((2, 0), np.int64)
+            found[:] = widths.widths(layer, experts, worth, None)
+        first, routed = np.zeros(0, np.int64), np.zeros((3, 0), np.int64)
         if self._weighs:
             each = units(weights)[:, None]  # [rows, 1, k]
             first, routed = routed_of(experts[:, None], each, np.arange(len(experts) + 1), self._n)
@@ -124,7 +127,7 @@ def _enclosing(sources: str) -> Callable[..., None]:
             retain(
                 rules, now, entries, parts, slots, sizes, first_routed, routed, event, row, count
             )
-            rank(rules, load_ns[row], now, slots, jobs, width, count, custom)
+            rank(rules, load_ns[row], now, slots, jobs, load_ns, count, custom)  # none asks times
             queue(rules, now, slots, count)
             while now[LEFT]:
                 issued = next_load(rules, now, entries, parts, lists, slots, custom)

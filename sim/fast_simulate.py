@@ -6,12 +6,14 @@ It keeps no timeline, and refuses what it cannot do exactly.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from crisp.errors import wrong_type
 from crisp.hardware.energy import modelled_energy
 from crisp.hardware.profile import HardwareProfile, cost_model
 from crisp.run.case import Case
-from crisp.run.result import Run, finish
+from crisp.run.finish import finish
+from crisp.run.result import Run
 from crisp.sim.contention import sharing
 from crisp.sim.fast.rules import refused
 from crisp.sim.hardware import hardware_profile
@@ -45,6 +47,7 @@ def fast_simulate(
         raise refused(f"streams that slow each other down, as on {machine.name}")
     if case.policy.routing.active:
         raise refused(f"routing {case.policy.routing_name}")
+    case.asks_magnitudes()  # says what the trace lacks
     start = case.start()
     widths = case.policy.width.bind(case.spec, case.profile, case.trace.header.ordered)
     if case.policy.oracle and widths.residency:
@@ -72,5 +75,5 @@ def fast_simulate(
         belady=found.belady,
         sequence=case.trace.sequence,
         initial=start.resident,
-        energy=lambda states: modelled_energy(machine, states),
+        energy=partial(modelled_energy, machine),
     )

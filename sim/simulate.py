@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from crisp.errors import wrong_type
 from crisp.hardware.energy import modelled_energy
 from crisp.hardware.profile import HardwareProfile, cost_model
 from crisp.policy import Cache
 from crisp.run.case import Case
-from crisp.run.result import Run, finish
+from crisp.run.finish import finish
+from crisp.run.result import Run
 from crisp.run.timeline import Recorder, Sink, StepLog
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.sim.bounds import FEW, Belady
@@ -44,7 +46,7 @@ def simulate(
     workload, scheduler, start = case.workload(), case.scheduler(cost), case.start()
     uses = len(case.rows()) * len(case.spec.moe_layers) * case.trace.k
     belady = Belady(case.spec, start, compiled=uses > FEW)
-    recorder, log = Recorder([*sinks, belady], case.conditions.by_block), StepLog()
+    recorder, log = Recorder([*sinks, belady]), StepLog()
     streams = SimulatedStreams(case.spec, scheduler, cost, workload, recorder, log, watch)
     total_ns = streams.run(case.steps(progress))
     return finish(
@@ -59,5 +61,5 @@ def simulate(
         belady=belady.fewest,
         sequence=case.trace.sequence,
         initial=start.resident,
-        energy=lambda states: modelled_energy(machine, states),
+        energy=partial(modelled_energy, machine),
     )

@@ -7,8 +7,10 @@ becomes ready at the same time is collected before anything is chosen.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import combinations
 from typing import Any
 
+import numpy as np
 import simpy
 from simpy.events import Event as SimEvent
 
@@ -20,6 +22,7 @@ from crisp.run.timeline import COMPUTE, LAYER, LOAD, PREFETCH, Recorder, StepLog
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.tasks import Load, Task
 from crisp.scheduler.workload import Step, Workload
+from crisp.sim.bounds import least_times
 from crisp.sim.contention import Shared, sharing
 
 _LINK, _COMPUTE = 0, 1
@@ -59,7 +62,11 @@ class SimulatedStreams:
             ]
             for size in spec.row_block_bytes
         ]
-        self._pages = cost if isinstance(cost, PageCacheCost) else None
+        self._pages = pages = cost if isinstance(cost, PageCacheCost) else None
+        self._least_loads = [  # [MoE layers][blocks] ns
+            [ns if pages is None else pages.least(row, n) for n, (ns, _) in enumerate(costs)]
+            for row, costs in enumerate(self._load_costs)
+        ]
         self._compute_costs = dict(zip(spec.moe_layers, costs_by_row(cost, spec), strict=True))
         self._upto = [spec.neurons(0, blocks) for blocks in range(spec.n_blocks + 1)]
         # by layer; where its costs are another's, so is the table
@@ -67,6 +74,7 @@ class SimulatedStreams:
         self._piece_costs = {
             layer: tables.setdefault(id(own), {}) for layer, own in self._compute_costs.items()
         }
+        self._least: dict[tuple[int, Sequence[int]], list[int]] = {}  # by table and rows' widths
         self._layer_costs: dict[tuple[int, int], tuple[int, int]] = {}
         self._env: Any = simpy.Environment()  # SimPy types times as floats too; here they are whole
         self._until = [-1, -1]  # when each stream's activity ends; -1: it has none
@@ -163,6 +171,7 @@ class SimulatedStreams:
             tasks = self._workload.tasks(event, self._residents)
             routed = self._workload.routed(event) if scheduler.weighs else None
             scheduler.start(layer, tasks, event.guess, routed)
+            self._add_jobs(layer, tasks)
             while not scheduler.done:
                 if self._asleep and scheduler.wants_link:
                     self._begin_load(now)
@@ -203,6 +212,20 @@ class SimulatedStreams:
             self._log.add(step, now, self._scheduler.bytes_loaded)
             self._recorder.flush(now, self._link_since)
 
+    def _add_jobs(self, layer: int, tasks: Sequence[Task]) -> None:
+        """Note what an event has to do: a job is a task, or at granularity block a block."""
+        event, add_jobs = self._scheduler.event, self._recorder.add_jobs
+        for task in tasks:
+            load_ns = self._least_loads[task.entry // self._experts]
+            if self._scheduler.by_block:
+                one, issued = load_ns[1], task.issued
+                for block, ns in enumerate(self._least_times(layer, task)):
+                    add_jobs((event, one if block >= issued else 0, ns))
+            else:
+                missing = max(0, task.width - task.issued)
+                loads = load_ns[missing] if missing else 0
+                add_jobs((event, loads, self._piece_cost(layer, task, 0, task.width)[0]))
+
     def _residents(self, layer: int) -> Sequence[int]:
         start = self._layers.index(layer) * self._experts
         return self._scheduler.residency.resident[start : start + self._experts]
@@ -216,6 +239,17 @@ class SimulatedStreams:
             cost = own.compute(*key), own.compute_traffic(first, last)
             pieces[key] = cost
         return cost
+
+    def _least_times(self, layer: int, task: Task) -> list[int]:
+        """Return what each of a task's blocks takes at least, see `least_times`."""
+        key = id(self._piece_costs[layer]), tuple(task.widths)
+        least = self._least.get(key)
+        if least is None:
+            piece_ns = np.zeros((1, task.width, task.width), np.int64)
+            for first, last in combinations(range(task.width + 1), 2):
+                piece_ns[0, first, last - 1] = self._piece_cost(layer, task, first, last)[0]
+            self._least[key] = least = least_times(piece_ns)[0].tolist()
+        return least
 
     def _layer_cost(self, layer: int, rows: int) -> tuple[int, int]:
         cost = self._layer_costs.get((layer, rows))

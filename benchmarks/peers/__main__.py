@@ -73,8 +73,9 @@ def base(name: str, found: dict[str, Any], budget: int, folder: Path) -> int:
     """Return the bytes that a contestant's process takes without experts: memory, code and all
     other weights, from a run that held hardly any experts.
     """
+    skeleton = (folder / "model" / "model.safetensors").stat().st_size - model.EXPERT_BYTES
     more = {
-        "crisp": -budget,
+        "crisp": skeleton - budget,  # mapped
         "llama.cpp": (folder / "model.gguf").stat().st_size - model.EXPERT_BYTES,  # mapped
         "accelerate": model.EXPERT_BYTES // model.LAYERS,  # it loads whole layers
     }

@@ -114,6 +114,7 @@ def llama(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
 
 def crisp(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     """Run CRISP with the experts in a store and ``settings.budget`` bytes of them in memory."""
+    from crisp.checkpoint.lean_imports import lean_imports
     from crisp.hw.devices.options import DeviceOptions
     from crisp.hw.model.generate import generate
     from crisp.hw.model.resident import open_resident
@@ -121,6 +122,7 @@ def crisp(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     from crisp.policy import Budget, named
     from crisp.run.case import Conditions
 
+    lean_imports()  # as `crisp generate` does
     resident = open_resident(settings.folder / "model", Store.open(settings.folder / "store"))
     told: list[str] = []
 

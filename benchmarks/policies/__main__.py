@@ -35,6 +35,12 @@ def main() -> None:
     parser.add_argument(
         "--hardware", action="store_true", help="only measure on this machine what was chosen"
     )
+    parser.add_argument(
+        "--prefetching", action="store_true", help="only simulate prefetchers for what was chosen"
+    )
+    parser.add_argument(
+        "--additions", action="store_true", help="only measure additions to policy saliency"
+    )
     parser.add_argument("--render", action="store_true", help="only write the page anew")
     arguments = parser.parse_args()
     from benchmarks.policies.page import CONTENT, write
@@ -51,9 +57,18 @@ def main() -> None:
             content = json.loads((ROOT / CONTENT).read_text(encoding="utf-8"))
             write(ROOT, content | {"hardware": measure_all(arguments, content)})
             return
+        if arguments.prefetching:
+            content = json.loads((ROOT / CONTENT).read_text(encoding="utf-8"))
+            write(ROOT, content | {"models": prefetch_all(arguments, content["models"])})
+            return
+        if arguments.additions:
+            content = json.loads((ROOT / CONTENT).read_text(encoding="utf-8"))
+            write(ROOT, content | {"additions": add_all(arguments)})
+            return
         content = read_all(arguments)
         if arguments.budget is None:
             content["hardware"] = measure_all(arguments, content)
+            content["additions"] = add_all(arguments)
     except CrispError as error:
         parser.exit(2, f"error: {error}\n")
     if arguments.budget is None:
@@ -84,6 +99,40 @@ def read_all(arguments: argparse.Namespace) -> dict[str, Any]:
         real = measure(arguments.data, Path(folder), tell_plainly)
     content: dict[str, Any] = rounded({"models": models, "real": real})
     return content
+
+
+def prefetch_all(
+    arguments: argparse.Namespace, models: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the models with prefetchers simulated anew for the policies that were chosen."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from benchmarks.policies.choosing import SALIENCY, policies_at
+    from benchmarks.policies.prefetching import simulate
+    from benchmarks.policies.reading import Bench
+    from benchmarks.quality.estimates import rounded
+
+    found = []
+    for model in models:
+        name = model["facts"]["name"]
+        bench = Bench(ROOT / "traces" / name, arguments.data, arguments.work, tell_plainly)
+        chosen = [(at["budget"], policies_at(at)[SALIENCY]) for at in model["budgets"]]
+        found.append(model | {"prefetching": rounded(simulate(name, bench.profile, chosen))})
+    return found
+
+
+def add_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure what additions to the policy saliency gain, model by model."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from benchmarks.policies.additions import measure
+    from benchmarks.policies.reading import Bench
+    from benchmarks.quality.estimates import rounded
+
+    found: list[dict[str, Any]] = []
+    for name in arguments.model:
+        bench = Bench(ROOT / "traces" / name, arguments.data, arguments.work, tell_plainly)
+        found.append(measure(bench))
+    additions: list[dict[str, Any]] = rounded(found)
+    return additions
 
 
 def tell_plainly(what: str) -> None:

@@ -9,9 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.policies.additions_page import additions_section
 from benchmarks.policies.choosing import FAMILIES, LITTLE, MARK, SALIENCY, SPARE, STEPS
 from benchmarks.policies.hardware_page import hardware_section
-from benchmarks.policies.sections import prefetching_section, promised_section, real_section
+from benchmarks.policies.prefetching_page import prefetching_section
+from benchmarks.policies.sections import promised_section, real_section
 from benchmarks.policies.words import (
     Row,
     kilobytes,
@@ -54,6 +56,8 @@ def render(content: dict[str, Any]) -> str:
     parts += [_of_model(model) for model in models]
     parts += [promised_section(models), _failed(models), prefetching_section(models)]
     parts.append(real_section(content["real"]))
+    if "additions" in content:
+        parts.append(additions_section(content["additions"]))
     if "hardware" in content:
         parts.append(hardware_section(content["hardware"]))
     return "\n\n".join(parts) + "\n"

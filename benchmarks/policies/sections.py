@@ -1,4 +1,4 @@
-"""Sections of docs/policies.md: losses asked for, prefetching, and real routing."""
+"""Sections of docs/policies.md: losses asked for, and real routing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.policies.choosing import ASKED, SPARE
-from benchmarks.policies.prefetching import MACHINE
 from benchmarks.policies.words import Row, percent, plain, table, times_fewer
 from crisp.profile.loss_curve import parse_loss
 
@@ -79,43 +78,6 @@ def _against(promise: Row, kind: str) -> str:
     value = promise["heldout"][kind]["value"]
     shown = percent(value)
     return shown if value <= parse_loss(promise["asked"]) else f"**{shown}**"
-
-
-def prefetching_section(models: Sequence[Row]) -> str:
-    """Return the section about prefetching."""
-    rows = [(model["facts"]["name"], row) for model in models for row in model["prefetching"]]
-    gained = sum(
-        _faster(model["prefetching"], row) for model in models for row in model["prefetching"]
-    )
-    tried = sum(row["prefetch"] != "none" for _, row in rows)
-    head = (
-        "## Prefetching\n\n`saliency` as chosen for the largest loss, with what a prefetcher "
-        f"brings while the link has nothing else to do, simulated on {MACHINE}: the small model's "
-        "routing, experts of 44 and 17 MB in the place of its own. What is brought takes free room "
-        f"of the budget, or waits in staging. It makes a token faster in {gained} of {tried} "
-        "cells; the last columns are MB a token, of what was brought: used, used but late, and in "
-        "vain."
-    )
-    columns: dict[str, Callable[[Any], str]] = {
-        "model": lambda line: line[0],
-        "budget": lambda line: line[1]["budget"],
-        "prefetch": lambda line: line[1]["prefetch"],
-        "ms a token": lambda line: f"{line[1]['ms_per_token_mean']:.2f}",
-        "MB a token": lambda line: f"{line[1]['bytes_per_token'] / 1e6:.1f}",
-        **{
-            what: lambda line, what=what: (  # type: ignore[misc]
-                f"{line[1][f'prefetch_{what}_bytes'] / line[1]['tokens'] / 1e6:.1f}"
-            )
-            for what in ("useful", "late", "wasted")
-        },
-    }
-    return f"{head}\n\n{table(columns, rows)}"
-
-
-def _faster(rows: Sequence[Row], row: Row) -> bool:
-    """Return whether a row with a prefetcher takes less time than the one without."""
-    plain = next(one for one in rows if (one["budget"], one["prefetch"]) == (row["budget"], "none"))
-    return bool(row["ms_per_token_mean"] < plain["ms_per_token_mean"])
 
 
 def real_section(rows: Sequence[Row]) -> str:

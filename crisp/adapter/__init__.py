@@ -9,6 +9,7 @@ router returned, and decides what is computed.
 from crisp.adapter.activations import find_activation
 from crisp.adapter.experts import Experts, execute
 from crisp.adapter.layout import ExpertLayout, Handler, MoeLayer, expert_layout, intercept_experts
+from crisp.adapter.magnitude import MagnitudePredictor, predictor
 from crisp.adapter.record import (
     RecordedRouting,
     RoutingRecorder,
@@ -24,6 +25,7 @@ __all__ = [
     "ExpertLayout",
     "Experts",
     "Handler",
+    "MagnitudePredictor",
     "MoeLayer",
     "RecordedRouting",
     "RoutingRecorder",
@@ -34,6 +36,7 @@ __all__ = [
     "find_activation",
     "intercept_experts",
     "look_ahead",
+    "predictor",
     "rank_by_weight",
     "record_routing",
 ]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crisp.adapter.layout import ExpertLayout, MoeLayer, expert_layout, intercept_experts
+from crisp.adapter.magnitude import MagnitudePredictor, pick
 from crisp.adapter.scores import observe_scores, to_scores
 from crisp.errors import CrispError
 from crisp.extras import import_extra
@@ -35,6 +36,8 @@ def rank_by_weight(
             f"{name}: chose expert {ids.max()} of {n_experts}; what that means is not understood"
         )
     absent = ids == n_experts  # transformers' sentinel for "no expert"
+    if (w[:, 1:] <= w[:, :-1]).all() and not absent.any():  # as most routers return them
+        return ids.astype(np.int16), w.copy(), np.arange(w.shape[1])[None].repeat(len(w), 0)
     rank = np.argsort(np.where(absent, np.inf, -w), axis=1, kind="stable")
     ids = np.take_along_axis(np.where(absent, -1, ids), rank, 1)
     return ids.astype(np.int16), np.take_along_axis(np.where(absent, 0, w), rank, 1), rank
@@ -51,20 +54,25 @@ class RecordedRouting:
     weights: NDArray[np.float32]  # [n, layers, k] as the model combined with them, 0 where absent
     guess: NDArray[np.int16]  # [n, layers, k]: the look-ahead prediction, see `look_ahead`
     scores: NDArray[np.float16] | None = None  # [n, layers, experts]: see `observe_scores`
+    magnitudes: NDArray[np.float16] | None = None  # [n, layers, k]: predicted, where asked for
 
 
 class RoutingRecorder:
     """Collects the routing of the running forward pass; ``take`` returns it and starts anew."""
 
-    def __init__(self, layout: ExpertLayout) -> None:
+    def __init__(self, layout: ExpertLayout, predict: MagnitudePredictor | None = None) -> None:
         self.layout = layout
         self._routed: RouterOutputs = {}
         self._guessed: RouterOutputs = {}
         self._scores: dict[int, Any] = {}  # MoE layer number -> scores [n, experts]
+        self._predict = predict
+        self._predicted: dict[int, NDArray[np.float16]] = {}  # -> magnitudes [n, experts]
 
     def experts(self, which: int, hidden: Any, index: Any, weights: Any, run: Any) -> Any:
         """Record what the router chose, then compute what the model would have: the Handler."""
         self._record(self._routed, which, index, weights)
+        if self._predict is not None:
+            self._predicted[which] = self._predict.all(self.layout.layers[which].index, hidden)
         return run()
 
     def guess(self, which: int, index: Any, weights: Any) -> None:
@@ -83,8 +91,9 @@ class RoutingRecorder:
         experts, weights = self._all_layers(self._routed)
         guess, _ = self._all_layers(self._guessed, experts.shape[2])
         scores = self._all_scores(len(experts)) if self._scores else None
-        self._routed, self._guessed, self._scores = {}, {}, {}
-        return RecordedRouting(experts, weights, guess, scores)
+        magnitudes = self._all_magnitudes(experts) if self._predict is not None else None
+        self._routed, self._guessed, self._scores, self._predicted = {}, {}, {}, {}
+        return RecordedRouting(experts, weights, guess, scores, magnitudes)
 
     def _all_scores(self, n: int) -> NDArray[np.float16]:
         """Return scores [n, layers, experts], 0 where a layer is not MoE."""
@@ -98,6 +107,14 @@ class RoutingRecorder:
                 )
             scores[:, layer.index] = to_scores(given, n_experts, layer.name)
         return scores
+
+    def _all_magnitudes(self, experts: NDArray[np.int16]) -> NDArray[np.float16]:
+        """Return the magnitudes of chosen experts [n, layers, k], 1 where there is none."""
+        magnitudes = np.ones(experts.shape, np.float16)
+        for which, predicted in self._predicted.items():
+            layer = self.layout.layers[which].index
+            magnitudes[:, layer] = pick(predicted, experts[:, layer])
+        return magnitudes
 
     def _record(self, outputs: RouterOutputs, which: int, index: Any, weights: Any) -> None:
         if which in outputs:
@@ -193,10 +210,13 @@ def _without_hooks(block: Any) -> Iterator[None]:
 
 
 @contextmanager
-def record_routing(model: Any, *, scores: bool = False) -> Iterator[RoutingRecorder]:
+def record_routing(
+    model: Any, *, scores: bool = False, predict: MagnitudePredictor | None = None
+) -> Iterator[RoutingRecorder]:
     """Record the routing of every forward pass of ``model``, and the look-ahead guess.
 
-    scores: whether the scores of all experts are recorded, too (`observe_scores`).
+    scores: whether the scores of all experts are recorded, too (`observe_scores`). predict: what
+    foretells magnitudes, which are recorded then.
 
     The guess for an MoE layer is what its router says about the input of the MoE block before it.
     Logits do not change by a bit. Raises CrispError for a model that is not understood (see
@@ -204,7 +224,7 @@ def record_routing(model: Any, *, scores: bool = False) -> Iterator[RoutingRecor
     """
     if model.training:
         raise CrispError(f"{type(model).__name__}: is in training mode; call model.eval() first")
-    recorder = RoutingRecorder(expert_layout(model))
+    recorder = RoutingRecorder(expert_layout(model), predict)
     with ExitStack() as stack:
         stack.enter_context(intercept_experts(recorder.layout, recorder.experts))
         stack.enter_context(look_ahead(recorder.layout, recorder.guess))

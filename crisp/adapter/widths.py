@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from crisp.adapter.experts import Experts, execute
 from crisp.adapter.layout import ExpertLayout, expert_layout, intercept_experts
+from crisp.adapter.magnitude import predictor
 from crisp.adapter.record import rank_by_weight
 from crisp.adapter.routing import replace_choice, router_scores
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.model.spec import ModelSpec
 from crisp.policy import Budget, Policy
+from crisp.policy.magnitude import weighed
 from crisp.policy.rescaling import factors, rescaling
 from crisp.profile import Profile
 from crisp.scheduler.untimed import NewReplay, Replay, RowReplay
@@ -74,6 +76,7 @@ class AttachedPolicy:
         self._widths = policy.width.bind(spec, counts, True)
         self._rescaling = rescaling(spec, counts) if policy.rescales else None
         check_rescaling(policy, layout)
+        self._magnitudes = predictor(policy, spec, counts)
         self._replay: RowReplay | None = None
         if budget is not None:  # routing rules are asked row by row, in Python
             follow: NewReplay = Replay if policy.routing.active else replay
@@ -118,7 +121,7 @@ class AttachedPolicy:
             ids, w, rank = rank_by_weight(index, weights, experts.n_experts, self._names[which])
             half = w.astype(np.float16)  # the type of weights in a trace: the same decisions
             if self._routing is None:
-                blocks = self._blocks(self._layers[which], ids, half)  # [n, k]
+                blocks = self._blocks(self._layers[which], ids, half, hidden)  # [n, k]
             else:
                 before = ids
                 ids, half, blocks = self._choose(which, ids, half)
@@ -144,17 +147,21 @@ class AttachedPolicy:
         return execute(experts, hidden, index, weights, neurons)
 
     def _blocks(
-        self, layer: int, ids: NDArray[np.int16], weights: NDArray[np.float16]
+        self, layer: int, ids: NDArray[np.int16], weights: NDArray[np.float16], hidden: Any
     ) -> NDArray[np.int16]:
         """Return widths [n, k] in blocks.
 
-        With a budget rows pass through its cache one by one: each is an event of its own.
+        With a budget rows pass through its cache one by one: each is an event of its own. hidden
+        [n, d_model]: the layer's input.
         """
-        replay = self._replay
+        replay, magnitudes = self._replay, None
+        if self._magnitudes is not None:
+            magnitudes = self._magnitudes.of(layer, hidden, ids)
         if replay is None:
-            return self._widths.widths(layer, ids, weights, None)
+            worth = weights if magnitudes is None else weighed(weights, magnitudes)
+            return self._widths.widths(layer, ids, worth, None)
         _check_order(replay, len(ids))
-        return replay.rows(layer, ids, weights, self._widths)
+        return replay.rows(layer, ids, weights, self._widths, magnitudes)
 
     def _choose(
         self, which: int, ids: NDArray[np.int16], weights: NDArray[np.float16]

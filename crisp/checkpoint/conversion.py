@@ -18,9 +18,13 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from crisp.checkpoint.files import Checkpoint, TensorEntry, is_other_part
+from crisp.checkpoint.meta_device import shapes_only
 from crisp.checkpoint.quantised import DecodedCheckpoint
 from crisp.errors import CrispError
 from crisp.extras import import_extra
+
+FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+"""torch's names of the types of weights, by safetensors'."""
 
 ReadTensor = Callable[[str], Any]
 """``read(name in the checkpoint) -> tensor``"""
@@ -126,37 +130,60 @@ class Conversion:
         self._model, self._checkpoint = model, checkpoint
         self._empty: dict[str, Any] = dict(model.state_dict())  # name in the model -> meta tensor
         self._groups, unknown = tensor_groups(model, checkpoint)
-        self._check(self._groups, unknown)
+        with shapes_only():
+            self._check(self._groups, unknown)
 
-    def tensors(self, names: Collection[str]) -> Iterator[tuple[str, Any]]:
-        """Yield (name, tensor) of these tensors of the model, in memory, in the model's type."""
-        torch = import_extra("torch")
+    def tensors(self, names: Collection[str], *, mapped: bool = False) -> Iterator[tuple[str, Any]]:
+        """Yield (name, tensor) of these tensors of the model, in the model's type.
+
+        They are in memory of their own; with ``mapped``, what `stored` finds in a file is mapped
+        from there.
+        """
         with self._reader() as read:
             for group in self._groups.values():
                 if group.target in names and group.stacked:
-                    whole = torch.empty_like(self._empty[group.target], device="cpu")
+                    whole = self._in_memory(group.target)
                     for part in range(len(whole)):
                         whole[part].copy_(self._convert(group, part, read)[group.target][0])
                     yield group.target, whole
+                elif group.target in names and mapped and self.stored(group.target) is not None:
+                    yield group.target, self._convert(group, None, read)[group.target]
                 elif group.target in names:
                     for name, tensor in self._convert(group, None, read).items():
-                        whole = torch.empty_like(self._empty[name], device="cpu")
-                        yield name, whole.copy_(tensor)
+                        yield name, self._in_memory(name).copy_(tensor)
+
+    def _in_memory(self, name: str) -> Any:
+        """Return a tensor like the model's tensor ``name``, its numbers left open."""
+        empty = self._empty[name]
+        return import_extra("torch").empty(empty.shape, dtype=empty.dtype)
 
     def mapped(self, name: str) -> Any:
         """Return a tensor of the model mapped from its file, in its type there.
 
         None if the file does not hold it as the model has it.
         """
+        if self._source(name) is None:
+            return None
+        with self._reader() as read:
+            return self._convert(self._groups[name], None, read)[name]
+
+    def stored(self, name: str) -> TensorEntry | None:
+        """Return where a file holds a tensor of the model to the bit; None: it has to be made."""
+        source, kind = self._source(name), str(self._empty[name].dtype)
+        if source is None or kind != f"torch.{FLOATS.get(source.dtype)}":
+            return None
+        return source
+
+    def _source(self, name: str) -> TensorEntry | None:
+        """Return the one tensor that becomes ``name`` as it is, but perhaps in another type."""
         group = self._groups.get(name)
         if group is None or group.converter is not None:
             return None
-        if isinstance(self._checkpoint, DecodedCheckpoint):
-            (names,) = group.sources.values()
-            if names[0] in self._checkpoint.weights:
-                return None
-        with self._reader() as read:
-            return self._convert(group, None, read)[name]
+        ((source, *_),) = group.sources.values()
+        checkpoint = self._checkpoint
+        if isinstance(checkpoint, DecodedCheckpoint) and source in checkpoint.weights:
+            return None
+        return checkpoint.tensors[source]
 
     def _check(self, groups: Mapping[str, TensorGroup], unknown: Mapping[str, str]) -> None:
         """Raise CrispError unless the groups make exactly the model's tensors."""

@@ -12,6 +12,8 @@ from typing import Any
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 
+FAMILY = "deepseek"  # the model_type
+
 
 def register() -> None:
     """Register ``deepseek`` with AutoConfig and AutoModelForCausalLM, with its published names.
@@ -24,7 +26,7 @@ def register() -> None:
         import_extra(package)
     import transformers
 
-    if "deepseek" in transformers.CONFIG_MAPPING:
+    if FAMILY in transformers.CONFIG_MAPPING:
         return
     from torch import nn
     from transformers import conversion_mapping as conversion
@@ -36,7 +38,7 @@ def register() -> None:
     class DeepseekConfig(transformers.LlamaConfig):  # type: ignore[misc]
         """Llama's config fields and those of the experts; defaults as published."""
 
-        model_type = "deepseek"
+        model_type = FAMILY
         attribute_map = {  # noqa: RUF012 -- as in every config of transformers
             "num_experts": "n_routed_experts",
             "router_aux_loss_coef": "aux_loss_alpha",
@@ -127,6 +129,6 @@ def register() -> None:
 
     # The names on disk are those of Qwen2-MoE: `mlp.experts.N.{gate,up,down}_proj.weight`.
     names = conversion.get_checkpoint_conversion_mapping("qwen2_moe")
-    conversion.register_checkpoint_conversion_mapping("deepseek", names, overwrite=True)
-    transformers.AutoConfig.register("deepseek", DeepseekConfig)
+    conversion.register_checkpoint_conversion_mapping(FAMILY, names, overwrite=True)
+    transformers.AutoConfig.register(FAMILY, DeepseekConfig)
     transformers.AutoModelForCausalLM.register(DeepseekConfig, DeepseekForCausalLM)

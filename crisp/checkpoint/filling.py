@@ -6,14 +6,13 @@ import copy
 import re
 from typing import Any
 
-from crisp.checkpoint.conversion import Conversion
+from crisp.checkpoint.conversion import FLOATS, Conversion
 from crisp.checkpoint.files import Checkpoint
 from crisp.checkpoint.library import model_without_weights
+from crisp.checkpoint.meta_device import shapes_only
 from crisp.checkpoint.quantised import DecodedCheckpoint
 from crisp.errors import CrispError
 from crisp.extras import import_extra
-
-_FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
 def decoded_model(checkpoint: DecodedCheckpoint, config: Any) -> Any:
@@ -51,7 +50,7 @@ def own_type(config: Any, checkpoint: Checkpoint) -> Any:
     if isinstance(checkpoint, DecodedCheckpoint):
         return torch.bfloat16
     kinds = (tensor.dtype for tensor in checkpoint.tensors.values())
-    return getattr(torch, next(_FLOATS[kind] for kind in kinds if kind in _FLOATS))
+    return getattr(torch, next(FLOATS[kind] for kind in kinds if kind in FLOATS))
 
 
 def fill(model: Any, checkpoint: Checkpoint) -> None:
@@ -106,5 +105,6 @@ def compute_buffers(model: Any) -> None:
     torch = import_extra("torch")
     for name, buffer in list(model.named_non_persistent_buffers()):
         path, _, leaf = name.rpartition(".")
-        model.get_submodule(path)._buffers[leaf] = torch.empty_like(buffer, device="cpu")
-    model.initialize_weights()  # nothing happens to weights on the meta device
+        model.get_submodule(path)._buffers[leaf] = torch.empty(buffer.shape, dtype=buffer.dtype)
+    with shapes_only():
+        model.initialize_weights()  # nothing happens to weights on the meta device

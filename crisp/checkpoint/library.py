@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from crisp.checkpoint.deepseek import register
+from crisp.checkpoint.deepseek import FAMILY, register
+from crisp.checkpoint.meta_device import on_meta_device
 from crisp.checkpoint.source import find_model
 from crisp.errors import CrispError
 from crisp.extras import import_extra
@@ -28,20 +29,21 @@ _TOKENIZERS = (
 def load_config(name: str | Path) -> Any:
     """Return the transformers config in the folder ``name``, or of that name on the hub.
 
-    Families that CRISP has and transformers lacks are registered first. Raises CrispError for a
-    family of which only the checkpoint's own code knows.
+    A family that CRISP has and transformers lacks is registered first. Raises CrispError for one of
+    which only the checkpoint's own code knows.
     """
     transformers = import_extra("transformers")
     folder = find_model(name).folder
-    register()
-    _refuse_own_code(folder, transformers)
+    config = read_json(folder / "config.json")
+    if config.get("model_type") == FAMILY:  # else nothing of it is imported
+        register()
+    _refuse_own_code(folder, config, transformers)
     with quiet(transformers), one_line_errors(str(name), "its config"):
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
-def _refuse_own_code(folder: Path, transformers: Any) -> None:
+def _refuse_own_code(folder: Path, config: dict[str, Any], transformers: Any) -> None:
     """Raise CrispError for a family that transformers does not have, and the checkpoint brings."""
-    config = read_json(folder / "config.json")
     family = config.get("model_type")
     if config.get("auto_map") and family not in transformers.CONFIG_MAPPING:
         raise CrispError(
@@ -60,9 +62,9 @@ def model_without_weights(name: str | Path, config: Any, dtype: Any = None) -> A
     auto = auto_class(config)
     typed = {"trust_remote_code": False} | ({} if dtype is None else {"dtype": dtype})
     what = f"model_type {config.model_type}"
-    with one_line_errors(str(name), what), import_extra("torch").device("meta"):
+    with one_line_errors(str(name), what):
         try:
-            return auto.from_config(config, **typed)
+            return on_meta_device(lambda: auto.from_config(config, **typed))
         except ValueError as error:
             if "Unrecognized configuration class" not in str(error):
                 raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Protocol
 
 from crisp.model.spec import ModelSpec
@@ -25,10 +26,10 @@ class CostModel(Protocol):
         """Return the time of one request of `n_bytes` on the link."""
 
     def compute(self, first: int, last: int, row_neurons: int) -> int:
-        """Return the time of blocks [first, last) of one task.
+        """Return the time of blocks [first, last) of one task, computed at once.
 
         `row_neurons` is the sum, over the task's rows, of the neurons of these blocks that the row
-        executes. The launch is paid by block 0.
+        executes. It is one piece: launched once, whatever its blocks.
         """
 
     def layer(self, layer: int, rows: int) -> int:
@@ -55,7 +56,7 @@ class AnalyticCost:
     """The cost model from rates: times in ns, bandwidths in bytes/ns (= GB/s), `rate` in FLOP/ns.
 
     load    = latency + bytes / link
-    compute = launch (block 0) + max(bytes / memory, row_neurons * 2 * matrices * d_model / rate)
+    compute = launch + max(bytes / memory, row_neurons * 2 * matrices * d_model / rate)
     layer   = launch + max(dense bytes / memory, rows * 2 * dense parameters / rate)
 
     The maximum is the roofline: an expert's weights stream from memory while they are used.
@@ -78,9 +79,25 @@ class AnalyticCost:
         return 0 if self.link is None else half_up(self.latency + n_bytes / self.link)
 
     def compute(self, first: int, last: int, row_neurons: int) -> int:
-        stream = (last - first) * self.spec.block_bytes / self.memory
-        flops = 2 * self.spec.matrices * self.spec.d_model * row_neurons
-        return half_up((self.launch if first == 0 else 0) + max(stream, flops / self.rate))
+        slope, offset, divisor = self._arithmetic
+        # the larger of two numbers, rounded, is the larger of both rounded
+        return max(self._streaming[last - first], (slope * row_neurons + offset) // divisor)
+
+    @cached_property
+    def _streaming(self) -> list[int]:
+        """The launch and the streaming of so many blocks, in ns: [n_blocks + 1]."""
+        block = self.spec.block_bytes / self.memory
+        return [half_up(self.launch + n * block) for n in range(self.spec.n_blocks + 1)]
+
+    @cached_property
+    def _arithmetic(self) -> tuple[int, int, int]:
+        """(slope, offset, divisor): launch and arithmetic of n row neurons take
+        (slope n + offset) // divisor ns, which is `half_up` of the exact time.
+        """
+        neuron = 2 * self.spec.matrices * self.spec.d_model / self.rate
+        divisor = 2 * neuron.denominator * self.launch.denominator
+        rounding = divisor * (self.launch + Fraction(1, 2))
+        return int(divisor * neuron), int(rounding), divisor
 
     def layer(self, layer: int, rows: int) -> int:
         stream = self._dense_bytes(layer) / self.memory

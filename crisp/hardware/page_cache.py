@@ -58,6 +58,14 @@ class PageCacheCost(SeparateMemory):
         missing = blocks * size - held
         self.read_bytes += missing
         self.cached_bytes += held
+        return self._time(held, missing)
+
+    def least(self, row: int, blocks: int) -> int:
+        """Return the time of one request at least, whichever of its blocks are held."""
+        size = self._block_bytes[row]
+        return min(self._time(held * size, (blocks - held) * size) for held in range(blocks + 1))
+
+    def _time(self, held: int, missing: int) -> int:
         from_disk = self.disk.load(missing) if missing else 0
         return from_disk + (half_up(self._cached(held)) if held else 0)
 

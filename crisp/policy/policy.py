@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from crisp.errors import CrispError, FormerNameWarning, unknown_name, wrong_type
 from crisp.extensions import describe_origins, find_name
 from crisp.policy.cache import CACHES, SCOPES, UNITS, Cache, CacheRule
+from crisp.policy.magnitude import MAGNITUDES, PREDICTED
 from crisp.policy.order import ORDERS, Drawn, Order, OrderRule
 from crisp.policy.prefetch import FUTURE, PROFILE, ROUTER, Prefetch
 from crisp.policy.rescaling import MEASURED, RESCALES
@@ -29,12 +30,18 @@ class Policy:
     prefetch: Prefetch
     rescale: str = "none"  # measured: see `crisp.policy.rescaling`
     routing: Routing = field(default_factory=Routing)  # see `crisp.policy.routing.rules`
+    magnitude: str = "none"  # predicted: see `crisp.policy.magnitude`
 
     def __post_init__(self) -> None:
         if self.order.sequential and self.prefetch.active:
             raise CrispError(
                 f"policy {self.name}: order sequential lets nothing overlap, so prefetch must be "
                 f"none, found {self.prefetch.name}"
+            )
+        if self.predicts and self.routing.active:
+            raise CrispError(
+                f"policy {self.name}: routing {self.routing_name} uses other experts than those "
+                "whose magnitudes are predicted; --magnitude none was expected"
             )
         if self.cache.rule.oracle and self.prefetch.active:
             raise CrispError(
@@ -49,6 +56,7 @@ class Policy:
             self.width.profiled
             or self.cache.profiled
             or self.prefetch.source == PROFILE
+            or self.prefetch.rule.salient
             or self.rescales
             or self.routing.profiled
         )
@@ -57,6 +65,16 @@ class Policy:
     def rescales(self) -> bool:
         """Whether experts' outputs are multiplied by a factor of their width."""
         return self.rescale == MEASURED
+
+    @property
+    def weighs(self) -> bool:
+        """Whether what is kept, or prefetched, goes by the router's weights."""
+        return self.cache.rule.retains or self.prefetch.rule.salient
+
+    @property
+    def predicts(self) -> bool:
+        """Whether widths ask for the magnitudes of experts' outputs."""
+        return self.magnitude == PREDICTED
 
     @property
     def oracle(self) -> str:
@@ -103,6 +121,7 @@ class Policy:
             "prefetch": self.prefetch.name,
             **({"rescale": self.rescale} if self.rescales else {}),
             **({"routing": self.routing_name} if self.routing.active else {}),
+            **({"magnitude": self.magnitude} if self.predicts else {}),
             **({"plugins": plugins} if plugins else {}),
         }
 
@@ -170,6 +189,7 @@ def named(
     prefetch: str | None = None,
     rescale: str | None = None,
     routing: str | None = None,
+    magnitude: str = "none",
     has_guess: bool = True,
     seed: int = 0,
 ) -> Policy:
@@ -183,7 +203,7 @@ def named(
     parts = NAMED[name]
     spelled = {
         "width": width, "order": order, "cache": cache, "prefetch": prefetch, "rescale": rescale,
-        "routing": routing,
+        "routing": routing, "magnitude": magnitude,
     }  # fmt: skip
     for what, value in spelled.items():
         if not isinstance(value, str | None):
@@ -197,6 +217,7 @@ def named(
         (scope, SCOPES, "scope"),
         (unit, UNITS, "unit"),
         (rescale, RESCALES, "rescale"),
+        (magnitude, MAGNITUDES, "magnitude"),
     ):
         if value not in names:
             raise unknown_name(value, names, what)
@@ -217,6 +238,7 @@ def named(
         Prefetch(prefetch),
         rescale,
         build(parts.routing if routing is None else routing, ROUTINGS, "routing"),
+        magnitude,
     )
 
 

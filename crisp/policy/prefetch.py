@@ -45,10 +45,14 @@ class PrefetchRule:
     row by row, rank by rank, -1 where there is none (empty without a source), and the tasks of that
     layer's last event. It returns the experts to load, most wanted first; repetitions and -1 are
     passed over.
+
+    A prefetcher that is ``salient`` takes of them the blocks that the width policy would load, the
+    one worth most first: see `crisp.policy.anticipation`.
     """
 
     predict: Predict | None  # None: nothing is prefetched
     source: str = ""  # ROUTER, PROFILE or FUTURE; empty: it looks at no prediction
+    salient: bool = False
 
 
 PREFETCHERS: dict[str, PrefetchRule] = {
@@ -59,6 +63,11 @@ PREFETCHERS: dict[str, PrefetchRule] = {
     "frequent": PrefetchRule(predicted_experts, PROFILE),
     # An oracle: the tasks of the next event, by first appearance.
     "perfect": PrefetchRule(predicted_experts, FUTURE),
+    # Of what each of them predicts, the blocks that are worth loading.
+    "saliency(previous)": PrefetchRule(last_used, salient=True),
+    "saliency(guess)": PrefetchRule(predicted_experts, ROUTER, salient=True),
+    "saliency(frequent)": PrefetchRule(predicted_experts, PROFILE, salient=True),
+    "saliency(perfect)": PrefetchRule(predicted_experts, FUTURE, salient=True),
 }
 
 

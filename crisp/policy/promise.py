@@ -53,7 +53,7 @@ def check_promising(policy: Policy) -> None:
     if policy.name != POLICY:
         raise CrispError(f"--loss: is for policy {POLICY}, found {policy.name}")
     usual, given = named(POLICY).to_dict(), policy.to_dict()
-    for part in ("width", "cache", "scope", "rescale", "routing"):
+    for part in ("width", "cache", "scope", "rescale", "routing", "magnitude"):
         if given.get(part) != usual.get(part):
             raise CrispError(
                 f"--loss: was measured for policy {POLICY} as it is, without another --{part}"

@@ -81,22 +81,24 @@ def units(weights: npt.NDArray[np.float16]) -> npt.NDArray[np.int64]:
 
 def routed_weights(
     experts: Sequence[Sequence[int]], weights: npt.NDArray[np.float16] | None
-) -> list[tuple[int, int]]:
-    """Return (expert, mean weight over the event's rows in units of ONE) of all that are routed to.
+) -> list[tuple[int, int, int]]:
+    """Return (expert, mean weight over the event's rows, largest) of all that are routed to.
 
-    experts [rows][k], -1 = absent; weights [rows, k], the router's; None: 1 / k each.
+    experts [rows][k], -1 = absent; weights [rows, k], the router's; None: 1 / k each. What is
+    returned is in units of ONE.
     """
     sums: dict[int, int] = {}
+    largest: dict[int, int] = {}
     if weights is None:
-        for row in experts:
-            for expert in row:
-                sums[expert] = sums.get(expert, 0) + ONE // len(row)
+        by_row = [[ONE // len(row)] * len(row) for row in experts]
     else:
-        for row, row_units in zip(experts, units(weights).tolist(), strict=True):
-            for expert, weight in zip(row, row_units, strict=True):
-                sums[expert] = sums.get(expert, 0) + weight
+        by_row = units(weights).tolist()
+    for row, row_units in zip(experts, by_row, strict=True):
+        for expert, weight in zip(row, row_units, strict=True):
+            sums[expert] = sums.get(expert, 0) + weight
+            largest[expert] = max(weight, largest.get(expert, 0))
     sums.pop(-1, None)
-    return [(expert, total // len(experts)) for expert, total in sums.items()]
+    return [(expert, total // len(experts), largest[expert]) for expert, total in sums.items()]
 
 
 # -- rules ----------------------------------------------------------------------------------------

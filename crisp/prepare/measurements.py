@@ -26,6 +26,8 @@ from crisp.prepare.roles import (
     local_increases,
     measure_increases,
 )
+from crisp.prepare.saliency.magnitudes import TOKENS as MAGNITUDES_TOKENS
+from crisp.prepare.saliency.magnitudes import measure_magnitudes
 from crisp.prepare.saliency.measured import SaliencyMeasurements
 from crisp.prepare.saliency.rescaling import TOKENS as RESCALING_TOKENS
 from crisp.prepare.saliency.rescaling import measure_rescaling
@@ -40,6 +42,7 @@ Report = Callable[[str, int, int], None]
 CALIBRATION, ROLES, WIDTHS, REORDERING = "calibration", "roles", "widths", "reordering"
 LOSS_CURVE = "loss curve"
 RESCALING, SENSITIVITIES, DEQUANTISING = "rescaling", "sensitivities", "dequantising"
+MAGNITUDES = "magnitudes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +125,13 @@ def add_saliency(
     spec: ModelSpec,
     report: Report,
     work: PreparationFolder | None = None,
+    *,
+    magnitudes: bool = False,
 ) -> PreparationMeasurements:
     """Add rescaling and sensitivities, measured with neurons in their present order in the model.
 
-    contributions: of blocks in this order, by layer [E, blocks].
+    contributions: of blocks in this order, by layer [E, blocks]. magnitudes: what foretells them is
+    added, too.
     """
     folder = None if work is None else work.folder
     windows, least = inputs.windows, inputs.windows.window
@@ -148,9 +154,16 @@ def add_saliency(
             folder,
             lambda done, total: report(SENSITIVITIES, done, total),
         )
-    return replace(
-        measurements, saliency=SaliencyMeasurements(rescaling, sensitivities, sample.n_fed)
-    )
+    predicting = None
+    if magnitudes:
+        with timed(work, MAGNITUDES):
+            predicting = measure_magnitudes(
+                inputs.model,
+                sample_windows(windows, max(MAGNITUDES_TOKENS, least)),
+                lambda done, total: report(MAGNITUDES, done, total),
+            )
+    measured = SaliencyMeasurements(rescaling, sensitivities, sample.n_fed, predicting)
+    return replace(measurements, saliency=measured)
 
 
 def _calibrated_increases(

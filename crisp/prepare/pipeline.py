@@ -90,7 +90,7 @@ def prepare(
             source = _plain_copy(checkpoint, work, report)
             plain = read_folder(ModelSource.of_folder(source)).spec.with_(block=request.block)
             spec = replace(plain, name=spec.name)
-        plan = SaliencyPlan(request.order, runs, spec.block)
+        plan = SaliencyPlan(request.order, runs, spec.block, request.magnitudes)
         measurements = measure(inputs, request, report, work, plan)
         scores = neuron_scores(request.order, measurements.calibration, measurements.experts)
         orders = permutations(scores, runs)
@@ -101,7 +101,10 @@ def prepare(
             with temporarily_reordered(measurements.experts, orders):
                 if inputs.sample is not None:
                     measurements = add_width_losses(measurements, inputs, spec, report, work)
-                measurements = add_saliency(measurements, contributions, inputs, spec, report, work)
+                measurements = add_saliency(
+                    measurements, contributions, inputs, spec, report, work,
+                    magnitudes=request.magnitudes,
+                )  # fmt: skip
         model = work.folder / "model"
         model.mkdir(exist_ok=True)
         with work.timed(REORDERING):
@@ -148,7 +151,9 @@ def refresh(folder: Path, request: PreparationRequest, report: Report) -> Metada
     contributions = block_contributions(
         measurements.calibration, unchanged, measurements.experts, before.spec.block
     )
-    measurements = add_saliency(measurements, contributions, inputs, before.spec, report)
+    measurements = add_saliency(
+        measurements, contributions, inputs, before.spec, report, magnitudes=request.magnitudes
+    )
     first = before.provenance.get("ordered_from", before.provenance)
     facts = {
         "source": before.provenance.get("source"),
@@ -274,6 +279,9 @@ def _metadata(
         whole["rescaling"] = np.ones((layers, n, spec.n_blocks + 1), np.float16)
         by_layer["sensitivities"] = measurements.saliency.sensitivities
         by_layer["rescaling"] = measurements.saliency.rescaling
+        if measurements.saliency.magnitudes is not None:
+            whole["magnitudes"] = np.zeros((layers, n, spec.d_model + 1), np.float16)
+            by_layer["magnitudes"] = measurements.saliency.magnitudes
     for name, values in by_layer.items():
         for layer, value in values.items():
             whole[name][layer] = value

@@ -34,6 +34,7 @@ class PreparationRequest:
     # tokens, at most, that a loss curve will be measured on; None: none will. It decides nothing of
     # the other results.
     curve_tokens: int | None = None
+    magnitudes: bool = False  # measure what foretells the magnitudes of experts' outputs
 
     def __post_init__(self) -> None:
         if self.layerwise and self.width_losses is not None:
@@ -55,6 +56,7 @@ class PreparationRequest:
         options = (
             spell_method(self.method), self.order, self.window, self.tokens, self.block,
             self.layerwise, self.width_losses, *([self.dequantize] if self.dequantize else []),
+            *(["magnitudes"] if self.magnitudes else []),
         )  # fmt: skip
         return request_digest(source, self.texts, options)
 

@@ -17,7 +17,7 @@ from crisp.trace import RoutingTrace
 Ints = npt.NDArray[np.int64]
 _OPTIONAL = (
     "dominant", "router_weights", "contributions", "width_losses", "role_counts",
-    "sensitivities", "rescaling",
+    "sensitivities", "rescaling", "magnitudes",
 )  # fmt: skip
 _CHUNK = 1 << 16  # rows counted at a time: a trace is never held in memory as int64
 
@@ -47,6 +47,9 @@ class Profile:
     # [layers, experts, blocks + 1]: what an expert's output is multiplied with where only so many
     # blocks are executed, from preparation; 1 at the full width
     rescaling: npt.NDArray[np.float32] | None = None
+    # [layers, experts, d_model + 1]: what foretells an expert's magnitude from the layer's input,
+    # and an intercept, from preparation; see `crisp.policy.magnitude`
+    magnitudes: npt.NDArray[np.float16] | None = None
 
     @classmethod
     def from_trace(cls, trace: RoutingTrace) -> Profile:

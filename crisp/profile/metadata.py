@@ -89,6 +89,8 @@ class Metadata:
     loss_curve: LossCurve | None = None  # what thresholds of policy saliency lose
     # [layers, d_model] mean square of each number of the experts' input, relative to their mean
     input_moments: npt.NDArray[np.float16] | None = None
+    # [layers, experts, d_model + 1]: see `crisp.profile.Profile`; in a file of their own
+    magnitudes: npt.NDArray[np.float16] | None = None
 
     def profile(self) -> Profile:
         """Return the counts, with the measured roles."""
@@ -103,6 +105,7 @@ class Metadata:
             self.role_counts,
             self.sensitivities,
             None if self.rescaling is None else self.rescaling.astype(np.float32),
+            self.magnitudes,
         )
 
     @property
@@ -132,7 +135,10 @@ class Metadata:
             )
 
     def save(self, path: Path | str) -> None:
-        """Write the file; it stays under 2 MB for the models it is meant for."""
+        """Write the file, which stays under 2 MB for the models it is meant for.
+
+        Magnitudes, which are larger, are written to `magnitudes_file`.
+        """
         tensors = {
             "expert_counts": self.expert_counts,
             "pair_counts": self.pair_counts,
@@ -163,6 +169,14 @@ class Metadata:
         }
         # One entry: safetensors writes several in an order of its own, another each time.
         content = save(typed, {"crisp": json.dumps(header, sort_keys=True)})
+        beside = magnitudes_file(path)
+        if self.magnitudes is None:
+            beside.unlink(missing_ok=True)  # of what was saved here before
+        else:
+            with atomic(beside) as temporary:
+                temporary.write_bytes(
+                    save({"magnitudes": self.magnitudes}, {"weights": self.weights})
+                )
         with atomic(path) as temporary:
             temporary.write_bytes(content)
 
@@ -196,11 +210,47 @@ class Metadata:
             order=header["order"],
             provenance=header["provenance"],
             loss_curve=None if curve is None else LossCurve.from_dict(curve, str(path)),
+            magnitudes=_load_magnitudes(magnitudes_file(path), spec, header["weights"]),
             **fields,
         )
         if not np.array_equal(tensors["tiers"], tiers(metadata.profile(), ALPHA, BETA)):
             raise CrispError(f"{path}: its tiers do not follow from its counts")
         return metadata
+
+
+def magnitudes_file(path: Path | str) -> Path:
+    """Return the file of magnitudes that belongs to a file of metadata: x.magnitudes.safetensors.
+
+    They are 2 bytes x experts x (d_model + 1) a layer: 2.1 MB for Mixtral-8x7B.
+    """
+    return Path(path).with_suffix(".magnitudes.safetensors")
+
+
+def _load_magnitudes(path: Path, spec: ModelSpec, weights: str) -> npt.NDArray[np.float16] | None:
+    """Return the magnitudes [layers, experts, d_model + 1] of a file; None: there is none."""
+    if not path.exists():
+        return None
+    check_readable(path)
+    try:
+        with safe_open(path, "np") as file:
+            made_for, names = (file.metadata() or {}).get("weights"), set(file.keys())
+            if names != {"magnitudes"}:
+                raise CrispError(f"{path}: has {sorted(names)}; expected magnitudes")
+            magnitudes: npt.NDArray[np.float16] = file.get_tensor("magnitudes")
+    except OSError as error:
+        raise CrispError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise CrispError(f"{path}: is no safetensors file: {reason_of(error)}") from error
+    if made_for != weights:
+        raise CrispError(f"{path}: is of other weights than the metadata beside it")
+    shape = spec.n_layers, spec.n_experts, spec.d_model + 1
+    if magnitudes.shape != shape or magnitudes.dtype != np.float16:
+        raise CrispError(
+            f"{path}: magnitudes is {magnitudes.dtype} {magnitudes.shape}, expected float16 {shape}"
+        )
+    if not np.isfinite(magnitudes).all():
+        raise CrispError(f"{path}: magnitudes: a value that is no number")
+    return magnitudes
 
 
 _HEADER = {"model": dict, "weights": str, "order": str, "provenance": dict}

@@ -41,7 +41,10 @@ _IMPLIED_BY = dict.fromkeys(
 }
 _MACHINE_NAMES = ("hardware.name", "device.name")  # shown together as the machine
 _SAME_ROUTING = "trace.file."  # another file of the same trace changes nothing
-_PARTS = ("width", "order", "cache", "scope", "unit", "prefetch", "rescale", "routing", "oracle")
+_PARTS = (
+    "width", "order", "cache", "scope", "unit", "prefetch", "rescale", "routing", "magnitude",
+    "oracle",
+)  # fmt: skip
 NONE = "none"
 
 

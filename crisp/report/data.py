@@ -13,6 +13,9 @@ from crisp.report.metrics import (
     GROUPS,
     MAIN,
     PREFILL,
+    PREFILL_BYTES,
+    PREFILL_ENERGY,
+    PROMPTS,
     SHOWN,
     SPEED,
     Chart,
@@ -23,7 +26,7 @@ from crisp.report.metrics import (
 from crisp.report.table import Number, RunTable
 from crisp.report.timelines import Timeline, steps_shown
 from crisp.run.result import Run
-from crisp.run.schema import COUNTS, NUMBERS
+from crisp.run.schema import COUNTS, NAMED_BY_PHASE, NUMBERS
 from crisp.run.timeline import KINDS
 
 DIGITS = 6  # that are kept of a number
@@ -78,6 +81,8 @@ def shown_metrics(table: RunTable) -> tuple[list[Metric], list[dict[str, str]]]:
             if shown.metric != "skipped" or any(values):
                 metrics.append(shown)
             continue
+        if shown.group == PROMPTS:
+            continue  # the speed of prompts is absent, too, and says it for all
         reasons = sorted({reason or _REASON for reason in table.reasons_for(shown.metric)})
         absent.append({"head": f"{shown.head} ({shown.unit})", "why": "; ".join(reasons[:3])})
     return metrics, absent
@@ -147,7 +152,7 @@ def scale_value(value: Number, shown: Metric) -> Number:
 
 def _others(table: RunTable) -> list[Metric]:
     """Return the metrics that a sweep adds of its own, such as a loss."""
-    defined = {*COUNTS, *NUMBERS, *(shown.metric for shown in SHOWN)}
+    defined = {*COUNTS, *NUMBERS, *NAMED_BY_PHASE, *(shown.metric for shown in SHOWN)}
     return [
         Metric(name, name, "", MAIN, "of the sweep")
         for name, values in table.metrics.items()
@@ -156,13 +161,17 @@ def _others(table: RunTable) -> list[Metric]:
 
 
 def _charts(table: RunTable) -> list[Chart]:
-    """Return the charts to draw: the speed that some run has, bytes and energy."""
-    speeds = [
+    """Return the charts to draw: speed, bytes and energy of the phases that some run has."""
+    return [
         chart
-        for chart in (SPEED, PREFILL)
-        if any(value is not None for value in table.metric(chart.metric))
+        for pair in ((SPEED, PREFILL), (BYTES, PREFILL_BYTES), (ENERGY, PREFILL_ENERGY))
+        for chart in [
+            chart
+            for chart in pair
+            if any(value is not None for value in table.metric(chart.metric))
+        ]
+        or pair[:1]
     ]
-    return [*(speeds or [SPEED]), BYTES, ENERGY]
 
 
 def _chart(table: RunTable, chart: Chart) -> dict[str, Any]:
@@ -182,16 +191,16 @@ def _chart(table: RunTable, chart: Chart) -> dict[str, Any]:
 def _bound(table: RunTable, metric: str) -> list[Number]:
     """Return a bound in the unit of its chart: a time of a token as tokens a second.
 
-    Times are of all rows, a speed is of the rows of one phase: of runs of both there is none.
+    Bounds are of all rows, what they bound is of the rows of one phase: of runs of both there is
+    none.
     """
-    if "_ms_" not in metric:
-        return [
-            round_number(scale_value(value, find_metric(metric))) for value in table.metric(metric)
-        ]
-    return [
-        round_number(1000 / value) if value and value > _LEAST and phase != "all" else None
+    values = [
+        None if phase == "all" else value
         for value, phase in zip(table.metric(metric), table.setting("phase"), strict=True)
     ]
+    if "_ms_" not in metric:
+        return [round_number(scale_value(value, find_metric(metric))) for value in values]
+    return [round_number(1000 / value) if value and value > _LEAST else None for value in values]
 
 
 def _missing(table: RunTable, metric: str, values: Sequence[Number]) -> list[dict[str, Any]]:

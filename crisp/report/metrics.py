@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from math import floor, log10
 from typing import NamedTuple
 
-MAIN, TIME, STREAMS, BOUNDS, AHEAD, HOST = "main", "time", "streams", "bounds", "prefetch", "host"
+MAIN, TIME, PROMPTS, STREAMS = "main", "time", "prompts", "streams"
+BOUNDS, AHEAD, HOST = "bounds", "prefetch", "host"
 GROUPS = {
     MAIN: "speed, loads, energy",
-    TIME: "time of a token",
+    TIME: "time of a decoded token",
+    PROMPTS: "a prompt's token",
     STREAMS: "streams",
     BOUNDS: "bounds",
     AHEAD: "prefetch",
@@ -38,15 +40,33 @@ SHOWN = (
     Metric("ms_per_token_p95", "p95", "ms", MAIN, "time of a token, 95th percentile"),
     Metric("ms_per_token_p99", "p99", "ms", TIME, "time of a token, 99th percentile"),
     Metric("ttft_ms", "first token", "ms", MAIN, "time to the first token, mean over prompts"),
-    Metric("bytes_per_token", "loaded", "MB/token", MAIN, "bytes loaded a token", _MB),
+    Metric("decode_bytes_per_token", "loaded", "MB/token", MAIN, "bytes a decoded token", _MB),
     Metric("hit_rate", "hits", "%", MAIN, "tasks all of whose blocks were there", _PERCENT, 1),
     Metric("partial_hit_rate", "partial", "%", MAIN, "tasks that found some blocks", _PERCENT, 1),
     Metric("skipped", "skipped", "pairs", MAIN, "(token, expert) pairs of width 0", 1, 0),
-    Metric("energy_j_per_token", "energy", "J/token", MAIN, "gross"),
-    Metric("energy_net_j_per_token", "above rest", "J/token", MAIN, "less the idle machine's"),
-    Metric("stall_ms_per_token", "stall", "ms", TIME, "compute waits for blocks, a token"),
-    Metric("compute_ms_per_token", "experts", "ms", TIME, "computing experts, a token"),
-    Metric("layer_ms_per_token", "others", "ms", TIME, "router, attention and all else, a token"),
+    Metric("decode_energy_j_per_token", "energy", "J/token", MAIN, "gross, a decoded token"),
+    Metric(
+        "decode_energy_net_j_per_token", "above rest", "J/token", MAIN, "less the idle machine's"
+    ),
+    *(
+        Metric(f"{phase}_{part}_per_token", head, "ms", group, f"{meaning}, a token")
+        for phase, group in (("decode", TIME), ("prefill", PROMPTS))
+        for part, head, meaning in (
+            ("stall_ms", "stall", "compute waits for blocks"),
+            ("compute_ms", "experts", "computing experts"),
+            ("layer_ms", "others", "router, attention and all else"),
+            ("load_ms", "loads", "link busy"),
+        )
+    ),
+    Metric("prefill_bytes_per_token", "loaded", "MB/token", PROMPTS, "bytes loaded a token", _MB),
+    Metric("prefill_energy_j_per_token", "energy", "J/token", PROMPTS, "gross"),
+    Metric(
+        "prefill_energy_net_j_per_token",
+        "above rest",
+        "J/token",
+        PROMPTS,
+        "less the idle machine's",
+    ),
     Metric("link_busy", "link busy", "%", STREAMS, "share of the time", _PERCENT, 1),
     Metric("compute_busy", "compute busy", "%", STREAMS, "share of the time", _PERCENT, 1),
     Metric("compute_hidden", "hidden", "%", STREAMS, "experts' time, link busy", _PERCENT, 1),
@@ -85,8 +105,11 @@ _TIME_BOUNDS = tuple(
 )
 SPEED = Chart("tokens_per_second", "Throughput", _TIME_BOUNDS)
 PREFILL = Chart("prefill_tokens_per_second", "Throughput of prefill", _TIME_BOUNDS)
-BYTES = Chart("bytes_per_token", "Bytes loaded", (("belady", "belady_bytes_per_token"),))
-ENERGY = Chart("energy_j_per_token", "Energy", ())
+_BYTES_BOUNDS = (("belady", "belady_bytes_per_token"),)
+BYTES = Chart("decode_bytes_per_token", "Bytes loaded", _BYTES_BOUNDS)
+PREFILL_BYTES = Chart("prefill_bytes_per_token", "Bytes loaded for prompts", _BYTES_BOUNDS)
+ENERGY = Chart("decode_energy_j_per_token", "Energy", ())
+PREFILL_ENERGY = Chart("prefill_energy_j_per_token", "Energy of prompts", ())
 
 
 def find_metric(metric: str) -> Metric:

@@ -190,7 +190,7 @@ def _label_rows(
     """Name the experts on a lane where there is room; return the labels that were drawn.
 
     Bars of the same expert that follow each other have one label together: at granularity block
-    there is a bar for each of its blocks.
+    there is a bar for each of its loads, and of the pieces that it is computed in.
     """
     drawn = []
     rows = rows[np.argsort(rows[:, START], kind="stable")]

@@ -12,8 +12,9 @@ from typing import Any
 
 from crisp.errors import CrispError
 from crisp.report.caveats import RUN_KIND_FIELDS, RunKind
+from crisp.run.metrics.older import in_todays_names
 from crisp.run.result import Run
-from crisp.run.schema import COUNTS, NUMBERS
+from crisp.run.schema import COUNTS, NAMED_BY_PHASE, NUMBERS
 from crisp.units import parse_fraction
 
 Number = int | float | None
@@ -155,7 +156,7 @@ def from_parquet(path: Path) -> RunTable:
             settings[name] = [_text(value) for value in values]
         elif numeric:
             metrics[name] = [_finite(value) for value in values]
-        elif name in (*COUNTS, *NUMBERS):
+        elif name in (*COUNTS, *NUMBERS, *NAMED_BY_PHASE):
             raise CrispError(f"{path}: column {name}: expected numbers, found {kind}")
         else:
             settings[name] = [_text(value) for value in values]
@@ -174,7 +175,22 @@ def from_parquet(path: Path) -> RunTable:
     settings[JOULES_FROM] = [
         method and _joules_source(method, source) for method, source in origins
     ]
-    return RunTable(len(table), settings, metrics, _to_columns(_reasons(table)), refused)
+    metrics, reasons = _in_todays_names(metrics, _reasons(table), settings["phase"])
+    return RunTable(len(table), settings, metrics, reasons, refused)
+
+
+def _in_todays_names(
+    metrics: dict[str, list[Number]], reasons: list[dict[str, str]], phases: list[str | None]
+) -> tuple[dict[str, list[Number]], dict[str, list[str | None]]]:
+    """Return columns of metrics and of reasons; those of an older crisp get today's names."""
+    rows = [
+        {name: values[place] for name, values in metrics.items()} for place in range(len(phases))
+    ]
+    both = [
+        in_todays_names(row, why, phase)
+        for row, why, phase in zip(rows, reasons, phases, strict=True)
+    ]
+    return _to_columns([row for row, _ in both]), _to_columns([why for _, why in both])
 
 
 def _reasons(table: Any) -> list[dict[str, str]]:

@@ -20,7 +20,7 @@ class TimeBounds(NamedTuple):
 
 
 class TimeAccount(NamedTuple):
-    """The time of one token, in ms, and its parts."""
+    """The time of one token of either phase, in ms, and its parts."""
 
     total: float
     waits: float  # compute idle: blocks of the event's tasks are not there
@@ -62,11 +62,8 @@ def time_account(run: Run) -> TimeAccount:
     bounds = None
     if io is not None and order is not None and belady is not None and compute is not None:
         bounds = TimeBounds(io, order, belady, compute, memory)
-    experts, layers = value("compute_ms_per_token"), value("layer_ms_per_token")
-    return TimeAccount(
-        total=value("total_ns") / value("tokens") / 1e6,
-        waits=value("stall_ms_per_token"),
-        experts=experts,
-        layers=layers,
-        bounds=bounds,
+    total, waits, experts, layers = (
+        value(f"{name}_ns") / value("tokens") / 1e6
+        for name in ("total", "stall", "compute", "layer")
     )
+    return TimeAccount(total, waits, experts, layers, bounds)

@@ -19,7 +19,7 @@ from crisp.policy.routing.rules import BoundRouting, RoutingRule
 from crisp.policy.routing.weighing import weighings_of
 from crisp.profile import Profile, Transitions
 from crisp.scheduler.assembly import new_scheduler, starting_state
-from crisp.scheduler.oracle import Future, look_ahead
+from crisp.scheduler.oracle import Future, coming_routing, look_ahead
 from crisp.scheduler.residency import StartingState
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.workload import PHASES, WHOLE, Step, Workload, chosen_rows, plan
@@ -99,11 +99,17 @@ class Case:
 
     def start(self) -> StartingState:
         """Return what is on the device before the first event."""
-        return starting_state(self.spec, self.policy.cache, self.profile, self.capacity())
+        return starting_state(self.spec, self.policy, self.profile, self.capacity())
 
     def future(self) -> Future:
-        """Return all tasks to come; CrispError where they depend on what is resident."""
+        """Return all tasks to come; CrispError where they depend on what is resident.
+
+        For a prefetcher by saliency what they are routed to, which does not depend on it.
+        """
         workload = self.workload()
+        events = (event for event in workload.events(self.steps()) if event.experts is not None)
+        if self.policy.prefetch.rule.salient and not self.policy.routing.active:
+            return coming_routing(workload.routed(event) for event in events)
         if workload.depends:
             what = "routing depends" if self.policy.routing.active else "widths depend"
             raise CrispError(
@@ -112,11 +118,7 @@ class Case:
             )
         return look_ahead(
             self.spec,
-            (
-                (event.layer, workload.tasks(event, lambda layer: ()))
-                for event in workload.events(self.steps())
-                if event.experts is not None
-            ),
+            ((event.layer, workload.tasks(event, lambda layer: ())) for event in events),
         )
 
     def order_cost(self, hardware: HardwareProfile | None) -> CostModel | None:
@@ -148,7 +150,18 @@ class Case:
             self.policy.prefetch.source == ROUTER,
             self.following(),
             self._routing(),
+            self.asks_magnitudes(),
         )
+
+    def asks_magnitudes(self) -> bool:
+        """Return whether widths ask for magnitudes; CrispError for a trace without."""
+        trace = self.trace
+        if self.policy.predicts and (trace.magnitudes is None or trace.weights is None):
+            raise CrispError(
+                f"policy {self.policy.name}: magnitude {self.policy.magnitude}: the trace has no "
+                "magnitudes; crisp trace capture --magnitudes records them"
+            )
+        return self.policy.predicts
 
     def _routing(self) -> BoundRouting | None:
         """Return the rule that chooses experts anew; CrispError for a trace without scores."""

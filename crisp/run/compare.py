@@ -13,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from crisp.errors import CrispError
+from crisp.run.metrics.phases import PHASES
+from crisp.run.metrics.phases import TIMES as PARTS
+from crisp.run.repeats import half_width
 from crisp.run.result import Run, load_runs, nth_run
 from crisp.run.timeline import (
     BLOCKS,
@@ -36,7 +39,8 @@ MAY_DIFFER = ("engine", "hardware", "device", "store", "trace.file", "profile.fr
 COUNTS = ("tasks", "hits", "partial_hits", "skipped", "blocks_loaded", "bytes_loaded")
 TIMES = (
     "tokens_per_second", "ms_per_token_mean", "ms_per_token_p50", "ms_per_token_p95",
-    "link_busy", "compute_busy", "stall_ms_per_token",
+    "prefill_tokens_per_second", "ttft_ms", "link_busy", "compute_busy",
+    *(f"{phase}_{part}_per_token" for phase in PHASES for part in PARTS),
 )  # fmt: skip
 QUANTILES = (5, 50, 95)  # percent
 _WHERE = [EVENT, LAYER_ID, EXPERT, FIRST, BLOCKS]
@@ -49,6 +53,14 @@ class ComparedMetric:
     metric: str
     simulated: float | None
     measured: float | None
+    half_width: float | None = None  # of the measured one's 95 % interval; None: not known
+
+    @property
+    def differs(self) -> bool | None:
+        """Whether the simulated value is outside the measured one's interval; None: not known."""
+        if self.simulated is None or self.measured is None or self.half_width is None:
+            return None
+        return abs(self.simulated - self.measured) > self.half_width
 
     @property
     def error(self) -> float | None:
@@ -69,13 +81,13 @@ class TimelineComparison:
     events: int
     errors: tuple[float, ...]
     loads: str | None  # in the order in which they ended
-    pieces: str | None  # of each event, in whatever order
+    computed: str | None  # blocks of each task, in whatever order and however many pieces
     residents: str | None  # blocks of the budget after each event
 
     @property
     def identical(self) -> bool:
         """Whether both made the same decisions."""
-        return (self.loads, self.pieces, self.residents) == (None, None, None)
+        return (self.loads, self.computed, self.residents) == (None, None, None)
 
 
 @dataclass(frozen=True)
@@ -99,7 +111,9 @@ def compare(
     """
     check_same_case(simulated, measured)
     pairs = tuple(
-        ComparedMetric(name, simulated.metrics[name], measured.metrics[name])
+        ComparedMetric(
+            name, simulated.metrics[name], measured.metrics[name], half_width(measured, name)
+        )
         for name in (*COUNTS, *TIMES)
     )
     if simulated_rows is None or measured_rows is None:
@@ -216,7 +230,7 @@ def _timelines(simulated: Rows, measured: Rows) -> TimelineComparison:
         events=count,
         errors=tuple(errors),
         loads=_first_difference("load", _loads(simulated), _loads(measured)),
-        pieces=_first_difference("piece", _pieces(simulated), _pieces(measured)),
+        computed=_first_difference("task", _computed(simulated), _computed(measured)),
         residents=_first_difference(
             "blocks after event", *(end_rows[:, [EVENT, RESIDENT]].tolist() for end_rows in ends)
         ),
@@ -238,8 +252,15 @@ def _loads(rows: Rows) -> list[list[int]]:
     return _named(rows[on_link])
 
 
-def _pieces(rows: Rows) -> list[list[int]]:
-    return sorted(_named(rows[rows[:, KIND] == COMPUTE]))
+def _computed(rows: Rows) -> list[list[int]]:
+    """Return the tasks that were computed, in order of (event, layer, expert).
+
+    Into which pieces a task is cut depends on when its blocks come.
+    """
+    pieces = np.array(_named(rows[rows[:, KIND] == COMPUTE]), np.int64).reshape(-1, len(_WHERE))
+    tasks, place = np.unique(pieces[:, :3], axis=0, return_inverse=True)
+    blocks = np.bincount(place.reshape(-1), pieces[:, 4], len(tasks)).astype(np.int64)
+    return [[*task, 0, n] for task, n in zip(tasks.tolist(), blocks.tolist(), strict=True)]
 
 
 def _named(rows: Rows) -> list[list[int]]:

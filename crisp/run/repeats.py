@@ -1,8 +1,9 @@
-"""Repeats: a run is measured again until its joules are known as well as was asked.
+"""Repeats: a run is measured again, so often or until its joules are known as well as was asked.
 
-Two runs of one machine draw different joules. Of several, the mean is given and its 95 % interval
-by Student's t. As the repeats end when the interval happens to be narrow, it is a little too narrow
-on average; LEAST keeps two runs that agree by chance from ending them.
+Two runs of one machine take different times and draw different joules. Of several, each metric's
+mean is given and its 95 % interval by Student's t. Where the repeats end when the interval happens
+to be narrow, it is a little too narrow on average; LEAST keeps two runs that agree by chance from
+ending them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LEAST = 3  # runs, before an interval may be narrow enough
 MOST = 20  # runs, by default
 INTERRUPTED = "interrupted"
 
-_GROSS, _NET = "energy_j_per_token", "energy_net_j_per_token"
+_GROSS = "energy_j"
 
 T = TypeVar("T")
 
@@ -31,10 +32,29 @@ class StoppingRule:
 
     within: float | None = None  # half-width over mean; None: it does not matter
     most: int = 1
+    metered: bool = True  # repeated for its joules: a run without any is not
 
     @classmethod
-    def parse(cls, within: str | None, most: int | None, prefix: str = "--energy-") -> StoppingRule:
-        """Read the options ``within`` (such as 5%) and ``repeats``; CrispError names them."""
+    def parse(
+        cls,
+        within: str | None,
+        most: int | None,
+        prefix: str = "--energy-",
+        runs: int | None = None,
+    ) -> StoppingRule:
+        """Read the options ``within`` (such as 5%) and ``repeats``; CrispError names them.
+
+        runs: so many, whether they have joules or not; the option --repeats.
+        """
+        if runs is not None:
+            if runs < 1:
+                raise CrispError(f"--repeats {runs}: expected 1 or more")
+            if within is not None or most is not None:
+                raise CrispError(
+                    f"--repeats {runs}: not together with {prefix}within or {prefix}repeats, which "
+                    "say how often by themselves"
+                )
+            return cls(None, runs, metered=False)
         if most is not None and most < 1:
             raise CrispError(f"{prefix}repeats {most}: expected 1 or more")
         if within is None:
@@ -107,38 +127,60 @@ def repeat(
 def repeat_run(
     first: Run, again: Callable[[], Run], rule: StoppingRule
 ) -> tuple[Run, KeyboardInterrupt | None]:
-    """Repeat a run; return it with the mean joules of the repeats, and what interrupted them.
+    """Repeat a run; return it with the means of the repeats' metrics, and what interrupted them.
 
     An interrupt is to be raised when all has been reported.
 
-    All else is the first run's. ``provenance`` says how narrow the interval is and what each run
-    took. A run without joules, and a rule that wants one run, stay as they are.
+    ``provenance`` has the intervals and every run's value; settings and timeline are the first
+    run's. A run without joules that was to be repeated for them, and a rule that wants one run,
+    stay as they are.
     """
-    if rule.most == 1 or first.metrics[_GROSS] is None:
+    if rule.most == 1 or (rule.metered and first.metrics[_GROSS] is None):
         return first, None
+    watched = _GROSS if rule.metered else "total_ns"
 
     def repeat_once() -> Run:
         run = again()
-        if run.metrics[_GROSS] is None:
-            raise NoMoreRunsError(f"a repeat had no joules: {run.unavailable[_GROSS]}")
+        if run.metrics[watched] is None:
+            raise NoMoreRunsError(f"a repeat had no joules: {run.unavailable[watched]}")
         return run
 
-    series = repeat(first, repeat_once, lambda run: run.metrics[_GROSS] or 0.0, rule)
+    series = repeat(first, repeat_once, lambda run: run.metrics[watched] or 0.0, rule)
     return _merged(series, rule), series.interrupt
+
+
+def half_width(run: Run, metric: str) -> float | None:
+    """Return the half-width of a metric's 95 % interval; None: it is not known.
+
+    It is 0 for a metric that came out alike in all of several runs.
+    """
+    repeats = run.provenance.get("repeats") or {}
+    if (repeats.get("runs") or 1) < 2 or run.metrics.get(metric) is None:
+        return None
+    half: float | None = repeats["half_width"].get(metric, 0.0)
+    return half
 
 
 def _merged(series: RepeatedRuns[Run], rule: StoppingRule) -> Run:
     runs, first = series.items, series.items[0]
-    net = [run.metrics[_NET] for run in runs]
-    net_joules = [joules for joules in net if joules is not None]
-    net_interval = interval(net_joules) if len(net_joules) == len(runs) else None
     metrics, unavailable = dict(first.metrics), dict(first.unavailable)
-    metrics[_GROSS], metrics[_NET] = (
-        series.interval.mean,
-        None if net_interval is None else net_interval.mean,
-    )
-    if net_interval is None:
-        unavailable[_NET] = next(run.unavailable[_NET] for run in runs if _NET in run.unavailable)
+    half_widths, each = dict[str, float | None](), dict[str, list[float | None]]()
+    for name in metrics:
+        values = [run.metrics[name] for run in runs]
+        known = [value for value in values if value is not None]
+        if len(set(values)) == 1:
+            continue
+        each[name] = values
+        if len(known) < len(runs):
+            metrics[name] = half_widths[name] = None
+            unavailable[name] = next(
+                run.unavailable[name] for run in runs if run.metrics[name] is None
+            )
+            continue
+        estimate = interval(known)
+        whole = all(isinstance(value, int) for value in known)
+        metrics[name] = round(estimate.mean) if whole else estimate.mean
+        half_widths[name] = estimate.half_width
     repeats = {
         "runs": len(runs),
         "within": rule.within,
@@ -146,22 +188,15 @@ def _merged(series: RepeatedRuns[Run], rule: StoppingRule) -> Run:
         "reached": rule.met(series.interval),
         "ended": series.ended,
         "confidence": CONFIDENCE,
-        "half_width_j_per_token": series.interval.half_width,
-        "half_width_net_j_per_token": None if net_interval is None else net_interval.half_width,
-        "each": [_describe_repeat(run) for run in runs],
+        "half_width": half_widths,
+        "each": each,
+        "windows": [_window(run) for run in runs],
     }
-    energy = first.provenance["energy"] | {"repeats": repeats}
-    return Run(first.settings, metrics, unavailable, first.provenance | {"energy": energy})
+    return Run(first.settings, metrics, unavailable, first.provenance | {"repeats": repeats})
 
 
-def _describe_repeat(run: Run) -> dict[str, Any]:
-    """Return what one of several runs took, safe for JSON."""
-    tokens, gross, net = (run.metrics[name] for name in ("tokens", _GROSS, _NET))
-    origin = run.provenance["energy"]
-    return {
-        "joules": (gross or 0) * (tokens or 0),
-        "net_joules": None if net is None else net * (tokens or 0),
-        "tokens": tokens,
-        "total_ns": run.metrics["total_ns"],
-        **{key: origin[key] for key in ("window_ns", "uncertainty_j") if key in origin},
-    }
+def _window(run: Run) -> dict[str, Any]:
+    """Return how well the joules of one of several runs are known by themselves."""
+    origin = run.provenance.get("energy") or {}
+    known = {key: origin[key] for key in ("window_ns", "uncertainty_j") if key in origin}
+    return {"joules": run.metrics[_GROSS], **known}

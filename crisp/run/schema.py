@@ -7,6 +7,7 @@ from typing import Any
 
 from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
+from crisp.run.metrics.phases import OF_PHASES, TOTALS
 
 COUNTS = (
     "total_ns", "tokens", "tasks", "hits", "partial_hits", "skipped", "blocks_loaded",
@@ -22,6 +23,8 @@ NUMBERS = (
     "prefill_tokens_per_second", "prefetch_useful_bytes", "prefetch_late_bytes",
     "prefetch_wasted_bytes", "energy_j_per_token", "energy_net_j_per_token",
 )  # fmt: skip
+NAMED_BY_PHASE = (*TOTALS, *OF_PHASES)
+"""Numbers, too; files of an older crisp have none of them."""
 _MOST = 1 << 63  # of a metric
 _DEEPEST = 20  # levels of lists and objects: a run has seven
 
@@ -52,7 +55,8 @@ def check(run: Mapping[str, Any], where: str) -> None:
         if settings.get(key) is not None:
             _must_hold(settings[key], inner, f"settings.{key}.", where)
     ModelSpec.from_dict(settings["model"], f"{where}: settings.model")
-    for name in (*COUNTS, *NUMBERS):
+    older = "decode_tokens" not in metrics
+    for name in (*COUNTS, *NUMBERS, *(() if older else NAMED_BY_PHASE)):
         value = metrics.get(name, "nothing")
         if name in COUNTS:
             good, expected = type(value) is int and 0 <= value <= _MOST, "a count"

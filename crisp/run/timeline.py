@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -53,12 +53,14 @@ class Sink(Protocol):
 class Recorder:
     """A collector of rows, which hands them on in blocks, each the rows of whole events."""
 
-    def __init__(self, sinks: Sequence[Sink], by_block: bool) -> None:
-        """by_block: every block is loaded and computed by itself (granularity block)."""
+    def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = sinks
         self._values: list[int] = []
+        self._jobs: list[int] = []
         self.add = self._values.extend  # add((step, event, ...)): one row, in COLUMNS' order
-        self.sums = TimelineTotals(by_block)
+        self.add_jobs = self._jobs.extend  # (event, load ns, compute ns) of jobs, where costs are
+        # known: what an event has to do, in whatever order; see `crisp.sim.bounds.least_times`
+        self.sums = TimelineTotals()
 
     def flush(self, now: int, link_since: int | None, always: bool = False) -> None:
         """Hand on what has been collected, between two events, if it is much or ``always``.
@@ -69,8 +71,20 @@ class Recorder:
             rows = np.array(self._values, np.int64).reshape(-1, len(COLUMNS))
             self._values.clear()
             self.sums.add(rows, now, link_since)
+            self.sums.add_jobs(np.array(self._jobs, np.int64).reshape(-1, 3))
+            self._jobs.clear()
             for sink in self._sinks:
                 sink.write(rows)
+
+
+class StreamTimes(NamedTuple):
+    """How long the streams did what, in some steps of a run, in ns."""
+
+    compute: int  # routed experts
+    layer: int  # router, attention and what else is not a routed expert
+    stall: int  # compute idle
+    link: int
+    both: int  # link and compute busy
 
 
 @dataclass
@@ -82,10 +96,14 @@ class RunTotals:
     link: int = 0
     compute_hidden: int = 0  # routed experts, while the link is busy
     layer_hidden: int = 0
-    alone: int = 0  # all computations, undisturbed by the link
+    alone: int = 0  # all computations, as if nothing had to be loaded
     order_bound: int = 0  # every event's tasks in their best order
     blocks_landed: int = 0  # blocks
     blocks_computed: int = 0  # blocks
+
+    def prompt_times(self, prompts: npt.NDArray[np.bool_]) -> StreamTimes:
+        """Return how long the streams were busy in steps of prefill: where ``prompts`` [steps]."""
+        raise NotImplementedError
 
     def digest(self) -> str | None:
         """Return the sha256 of the timeline; None: there is none."""
@@ -99,12 +117,13 @@ class RunTotals:
 class TimelineTotals(RunTotals):
     """Sums over a timeline that is fed block by block."""
 
-    def __init__(self, by_block: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._by_block = by_block
         self._until = 0  # all before this has been counted
         self._rows = hashlib.sha256()
         self._computed = np.zeros(0, np.int64)  # [layers]: blocks
+        self._compute_until = 0  # when the last computation ended
+        self._by_step = array("q")  # [steps, 5]: see `StreamTimes`
 
     def add(self, rows: Rows, now: int, link_since: int | None) -> None:
         """Count the intervals that ended up to ``now``, and check that none overlap."""
@@ -131,9 +150,49 @@ class TimelineTotals(RunTotals):
         blocks = np.bincount(computed[:, LAYER_ID], computed[:, BLOCKS], len(self._computed))
         blocks[: len(self._computed)] += self._computed
         self._computed = blocks.astype(np.int64)
-        self.alone += int(rows[~on_link, ALONE].sum())
-        self.order_bound += int(rows[kind == LAYER, ALONE].sum()) + self._best_orders(rows)
+        layers = int(rows[kind == LAYER, ALONE].sum())
+        self.alone += layers
+        self.order_bound += layers
+        self._add_steps(rows[~on_link], hidden, link)
         self._until = now
+
+    def add_jobs(self, jobs: Rows) -> None:
+        """Count what whole events have to do: jobs [n, (event, load ns, compute ns)]."""
+        event, load, compute = jobs.T
+        self.alone += int(compute.sum())
+        self.order_bound += makespan(load, compute, event)
+
+    def prompt_times(self, prompts: npt.NDArray[np.bool_]) -> StreamTimes:
+        table = self._table()
+        return StreamTimes(*table[prompts[: len(table)].nonzero()].sum(axis=0).tolist())
+
+    def _table(self) -> Ints:
+        """Return the times of each step so far, [steps, 5]."""
+        return np.frombuffer(self._by_step, np.int64).reshape(-1, len(StreamTimes._fields))
+
+    def _add_steps(self, computations: Rows, hidden: Ints, link: Ints) -> None:
+        """Count the times of each step: it lasts from the end of the last computation of the one
+        before until the end of its own. What is loaded behind the last one of all is no step's.
+
+        hidden: of each computation, how long the link is busy. link [loads, (start, end)].
+        """
+        if not len(computations):
+            return
+        starts, ends = computations[:, START], computations[:, END]
+        until = np.concatenate([[self._compute_until], ends])
+        of_experts = computations[:, KIND] == COMPUTE
+        lengths = ends - starts
+        times = np.stack(
+            [lengths * of_experts, lengths * ~of_experts, starts - until[:-1],
+             np.diff(_covered(until, link)), hidden], axis=1,
+        )  # fmt: skip  # [computations, 5]
+        step = np.maximum(computations[:, STEP], 0)
+        begins = np.flatnonzero(np.diff(step, prepend=-1))
+        missing = int(step[-1]) + 1 - len(self._by_step) // times.shape[1]
+        self._by_step.extend([0] * (max(0, missing) * times.shape[1]))
+        table = self._table()
+        table[step[begins]] += np.add.reduceat(times, begins)
+        self._compute_until = int(ends[-1])
 
     def digest(self) -> str:
         """Return the sha256 of all rows so far: a file of them is this run's, and no other's."""
@@ -141,23 +200,6 @@ class TimelineTotals(RunTotals):
 
     def computed_by_layer(self) -> dict[int, int]:
         return dict(enumerate(self._computed.tolist()))
-
-    def _best_orders(self, rows: Rows) -> int:
-        """Return the summed makespans of ``rows``' events; at granularity block a block is a job.
-
-        Then the blocks of an expert come in order, and the true optimum may be longer.
-        """
-        expert_rows = rows[(rows[:, KIND] == LOAD) | (rows[:, KIND] == COMPUTE)]
-        if not len(expert_rows):
-            return 0
-        block = expert_rows[:, FIRST] if self._by_block else 0
-        event = expert_rows[:, EVENT] - expert_rows[0, EVENT]
-        job = (((event << 16) + expert_rows[:, EXPERT]) << 16) + block
-        jobs, place = np.unique(job, return_inverse=True)
-        computes, time = expert_rows[:, KIND] == COMPUTE, expert_rows[:, ALONE]
-        load = np.bincount(place[~computes], time[~computes], len(jobs)).astype(np.int64)
-        compute = np.bincount(place[computes], time[computes], len(jobs)).astype(np.int64)
-        return makespan(load, compute, jobs >> 32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +238,10 @@ class StepLog:
         """Return (end in ns, rows, phase, opens a prompt, closes one), each [steps]."""
         end, rows, phase, opens, closes = self._table()[:, :5].T
         return end, rows, phase, opens, closes
+
+    def bytes_loaded(self) -> Ints:
+        """Return the bytes issued from the start until each step ended, [steps]."""
+        return self._table()[:, 5]
 
     def steps(self, sequence: npt.NDArray[np.int32]) -> StepTimes:
         """Return when steps ended and what they loaded; sequence: of each row of the trace."""
@@ -245,14 +291,18 @@ def _overlap(intervals: Ints, others: Ints) -> Ints:
 
     Both are [intervals, (start, end)] in ns.
     """
-    if not len(others):
-        return np.zeros(len(intervals), np.int64)
-    lengths = others[:, 1] - others[:, 0]
+    return _covered(intervals[:, 1], others) - _covered(intervals[:, 0], others)
+
+
+def _covered(times: Ints, intervals: Ints) -> Ints:
+    """Return how much of the time until each of ``times`` is covered by intervals, sorted and
+    disjoint, [intervals, (start, end)] in ns.
+    """
+    if not len(intervals):
+        return np.zeros(len(times), np.int64)
+    lengths = intervals[:, 1] - intervals[:, 0]
     before = np.concatenate([[0], np.cumsum(lengths)])
-
-    def covered_up_to(times: Ints) -> Ints:
-        index = np.searchsorted(others[:, 0], times, side="right")
-        inside = np.minimum(times - others[index - 1, 0], lengths[index - 1])
-        return before[index] - np.where(index > 0, lengths[index - 1] - inside, 0)
-
-    return covered_up_to(intervals[:, 1]) - covered_up_to(intervals[:, 0])
+    index = np.searchsorted(intervals[:, 0], times, side="right")
+    inside = np.minimum(times - intervals[index - 1, 0], lengths[index - 1])
+    covered: Ints = before[index] - np.where(index > 0, lengths[index - 1] - inside, 0)
+    return covered

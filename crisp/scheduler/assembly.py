@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
-from crisp.policy import Cache, Policy
+from crisp.policy import Policy
+from crisp.policy.anticipation import anticipation
 from crisp.policy.cache import expert_tiers, static_residents
 from crisp.policy.retention import block_sizes, expected_weights
 from crisp.profile import Profile
@@ -16,10 +17,10 @@ from crisp.scheduler.scheduler import EventScheduler
 
 
 def starting_state(
-    spec: ModelSpec, cache: Cache, profile: Profile, capacity: Sequence[int]
+    spec: ModelSpec, policy: Policy, profile: Profile, capacity: Sequence[int]
 ) -> StartingState:
-    """Return what a cache of so many blocks in each part begins with."""
-    rule = cache.rule
+    """Return what a policy begins with whose cache has so many blocks in each part."""
+    cache, rule = policy.cache, policy.cache.rule
     return StartingState(
         capacity,
         static_residents(spec, profile, cache, capacity) if rule.preloaded else None,
@@ -27,6 +28,7 @@ def starting_state(
         Worth(expected_weights(spec, profile), block_sizes(spec, profile))
         if rule.retains
         else None,
+        anticipation(spec, policy, profile) if policy.prefetch.rule.salient else None,
     )
 
 
@@ -44,5 +46,5 @@ def new_scheduler(
 
     profile: what initial residency and tiers are counted from, where the cache asks for them.
     """
-    start = starting_state(spec, policy.cache, profile, capacity)
+    start = starting_state(spec, policy, profile, capacity)
     return EventScheduler(spec, policy, start, granularity=granularity, cost=cost, future=future)

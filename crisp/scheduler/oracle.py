@@ -19,6 +19,7 @@ from crisp.errors import InvariantError
 from crisp.model.spec import ModelSpec
 from crisp.policy.cache import Cache
 from crisp.scheduler.residency import Eviction, Residency, StartingState
+from crisp.scheduler.retention import Routed
 from crisp.scheduler.tasks import Task
 
 NEVER = 2**31 - 1
@@ -32,6 +33,11 @@ class Future(NamedTuple):
     first: list[int]  # [events + 1]: where each event's tasks begin
     experts: npt.NDArray[np.int32]  # [tasks]
     following: Events  # [tasks, blocks]: the next event that asks for each block, or NEVER
+    routed: Sequence[Routed] = ()  # of each event, where a prefetcher asks; then all else is empty
+
+    def routing(self, event: int) -> Routed:
+        """Return what an event is routed to; nothing after the last one."""
+        return self.routed[event] if event < len(self.routed) else ()
 
     def tasks(self, event: int) -> list[int]:
         """Return the experts of an event, in their order; none after the last event."""
@@ -39,6 +45,11 @@ class Future(NamedTuple):
             return []
         experts: list[int] = self.experts[self.first[event] : self.first[event + 1]].tolist()
         return experts
+
+
+def coming_routing(routed: Iterable[Routed]) -> Future:
+    """Return the future of a run of which only the routing of each event is asked for."""
+    return Future([0], np.empty(0, np.int32), np.empty((0, 0), np.int32), list(routed))
 
 
 def look_ahead(spec: ModelSpec, events: Iterable[tuple[int, Sequence[Task]]]) -> Future:

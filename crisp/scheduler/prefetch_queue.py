@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from crisp.model.spec import ModelSpec
+from crisp.policy.anticipation import Anticipation, most_worth
+from crisp.scheduler.predictions import Prediction
 from crisp.scheduler.residency import PREDICTED, Eviction, Residency
 from crisp.scheduler.tasks import Fetch
 
@@ -26,32 +29,41 @@ class PrefetchQueue:
     """The blocks to fetch next, and what became of those that were."""
 
     def __init__(
-        self, store: Residency, n_experts: int, n_blocks: int, block_bytes: Sequence[int]
+        self, spec: ModelSpec, store: Residency, anticipation: Anticipation | None
     ) -> None:
-        """block_bytes: of a block in each MoE layer."""
-        self._store, self._block_bytes = store, block_bytes
-        self._experts, self._blocks = n_experts, n_blocks
+        """anticipation: what blocks are worth; None: all of what is predicted is fetched."""
+        self._store, self._block_bytes = store, spec.row_block_bytes
+        self._experts, self._blocks = spec.n_experts, spec.n_blocks
+        self._sizes = None if anticipation is None else anticipation.sizes
         self._row, self._part = 0, 0  # the layer predicted for
         self._predicted: Sequence[int] = ()
-        self._free = n_blocks  # staging
-        self._staged: dict[int, int] = {}  # entry -> blocks in staging, one in flight included
+        self._weights: Sequence[int] = ()  # of the predicted experts, where they matter
+        self._free = spec.n_blocks  # staging
+        self._staged = [0] * spec.n_routed  # by entry: blocks in staging, one in flight included
         self._fetched: dict[int, tuple[int, int]] = {}  # entry -> first block fetched, how many
         self._flight: Fetch | None = None
         self.useful_bytes = self.late_bytes = self.wasted_bytes = 0
 
-    def predict(self, row: int, experts: Sequence[int]) -> None:
-        """Queue the experts of the next event, of MoE layer ``row``; drop what was not issued."""
-        self._row, self._part = row, self._store.part_of_row[row]
-        self._predicted = experts
-        for expert in experts:
-            self._store.protect(row * self._experts + expert, self._part, PREDICTED)
+    def predict(self, following: Prediction) -> None:
+        """Queue the experts of the next event; drop what was not issued."""
+        self._row, self._predicted, self._weights = following
+        self._part = self._store.part_of_row[self._row]
+        for expert in self._predicted:
+            self._store.protect(self._row * self._experts + expert, self._part, PREDICTED)
 
     def next(self) -> Fetch | None:
-        """Issue the first predicted expert's next missing block, if there is a place for it."""
-        resident, base = self._store.resident, self._row * self._experts
+        """Issue the next missing block of the first predicted expert that lacks one, or the missing
+        block that is worth most, if there is a place for it.
+        """
+        resident, staged, base = self._store.resident, self._staged, self._row * self._experts
+        if self._sizes is not None:
+            entry = most_worth(
+                self._predicted, self._weights, self._sizes, resident, staged, base, self._blocks
+            )
+            return None if entry < 0 else self._issue(entry, resident[entry] + staged[entry])
         for expert in self._predicted:
             entry = base + expert
-            first = resident[entry] + self._staged.get(entry, 0)
+            first = resident[entry] + staged[entry]
             if first < self._blocks:
                 return self._issue(entry, first)
         return None
@@ -65,7 +77,7 @@ class PrefetchQueue:
     def claim(self, entry: int, width: int) -> ClaimedBlocks:
         """Claim the first ``width`` blocks of ``entry`` for the predicted event."""
         low = self._store.resident[entry]
-        staged = self._staged.pop(entry, 0)
+        staged, self._staged[entry] = self._staged[entry], 0
         issued = low + staged
         flight = self._in_flight(entry)
         here = issued if flight is None else issued - 1
@@ -88,10 +100,10 @@ class PrefetchQueue:
         self._store.release(predicted, self._part, PREDICTED)
         wasted = sum(fetched for _, fetched in self._fetched.values())
         self.wasted_bytes += wasted * self._block_bytes[self._row]
-        for entry, staged in self._staged.items():
-            self._discard(entry, staged)
+        for entry in predicted:
+            self._discard(entry, self._staged[entry])
+            self._staged[entry] = 0
         self._fetched.clear()
-        self._staged.clear()
 
     def give_back(self, blocks: int) -> None:
         """Free claimed staging blocks, which every row has used."""
@@ -99,7 +111,7 @@ class PrefetchQueue:
 
     def _issue(self, entry: int, first: int) -> Fetch | None:
         store, part = self._store, self._part
-        staged = self._staged.get(entry, 0)
+        staged = self._staged[entry]
         evicted: Sequence[Eviction] = ()
         kept = not staged and store.admissible(part, 1)  # once staged, always: no hole in a prefix
         if kept:

@@ -14,6 +14,7 @@ import numpy as np
 from crisp.errors import CrispError, InvariantError
 from crisp.extensions import origin_of
 from crisp.model.spec import ModelSpec
+from crisp.policy.anticipation import Anticipation
 from crisp.policy.cache import Cache, kept_blocks
 from crisp.policy.order import hash_key
 
@@ -44,6 +45,7 @@ class StartingState(NamedTuple):
     resident: Sequence[int] | None = None  # [entries]: blocks; None: nothing is resident
     expert_tiers: Sequence[int] | None = None  # [entries]; None: the cache does not ask for them
     worth: Worth | None = None  # the same
+    anticipation: Anticipation | None = None  # None: the prefetcher does not ask for it
 
 
 class Residency:
@@ -51,7 +53,7 @@ class Residency:
 
     def __init__(self, spec: ModelSpec, cache: Cache, start: StartingState) -> None:
         """Begin with what ``start`` says is resident."""
-        capacity, initial, tiers, _ = start
+        capacity, initial, tiers = start.capacity, start.resident, start.expert_tiers
         rows, self._experts = len(spec.moe_layers), spec.n_experts
         entries = rows * self._experts
         self.resident = list(initial) if initial else [0] * entries

@@ -18,8 +18,9 @@ from crisp.policy.retention import fade, retain
 from crisp.scheduler.residency import Eviction, Residency, StartingState
 from crisp.scheduler.tasks import Task
 
-Routed = Iterable[tuple[int, int]]
-"""(expert, mean router weight) of an event, as `crisp.policy.retention.routed_weights` gives it."""
+Routed = Iterable[tuple[int, int, int]]
+"""(expert, mean router weight, largest) of an event, as `crisp.policy.retention.routed_weights`
+gives it."""
 
 
 class RetainingResidency(Residency):
@@ -42,7 +43,7 @@ class RetainingResidency(Residency):
             raise InvariantError("the cache was not told what the event is routed to")
         low = row * self._experts
         fade(self.recent, low, low + self._experts)
-        for expert, weight in routed:
+        for expert, weight, _ in routed:
             self.recent[low + expert] += weight // 10
 
     def plan(self, part: int, tasks: Sequence[Task]) -> list[Eviction]:

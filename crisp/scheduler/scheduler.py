@@ -24,6 +24,7 @@ from crisp.model.spec import ModelSpec
 from crisp.policy import Policy
 from crisp.policy.order import check_keys, hash_key
 from crisp.scheduler.oracle import BeladyResidency, Future
+from crisp.scheduler.predictions import Predictions
 from crisp.scheduler.prefetch_queue import PrefetchQueue
 from crisp.scheduler.residency import EVENT, Eviction, Residency, StartingState
 from crisp.scheduler.retention import RetainingResidency, Routed
@@ -56,7 +57,6 @@ class EventScheduler:
                 f"policy {policy.name}: {policy.oracle} is an oracle, and what comes next is not "
                 "known here; it can be simulated with a trace"
             )
-        self._future = future
         self.residency = Residency(spec, policy.cache, start)
         self._oracle: BeladyResidency | None = None
         if policy.cache.rule.oracle and future is not None:
@@ -69,21 +69,19 @@ class EventScheduler:
         self.evicted: Sequence[Eviction] = ()  # as the current event started
         self.ahead: PrefetchQueue | None = None
         if policy.prefetch.active:
-            self.ahead = PrefetchQueue(
-                self.residency, spec.n_experts, spec.n_blocks, spec.row_block_bytes
-            )
-        self._prefetch = policy.prefetch
+            self.ahead = PrefetchQueue(spec, self.residency, start.anticipation)
+        self._predictions = Predictions(spec, policy.prefetch, start.anticipation, future)
         self._rows = {layer: row for row, layer in enumerate(spec.moe_layers)}
-        self._used: list[list[int]] = [[] for _ in self._rows]  # tasks of each layer's last event
         self._experts = spec.n_experts
+        self.weighs = policy.weighs  # whether `start` has to be told the router's weights
         self._order, self._rule = policy.order, policy.order.rule
         self._plugged_order = origin_of("order", policy.order.name) is not None
         self._cost, self._block_bytes = cost, spec.row_block_bytes
         self._costs = None if cost is None else costs_by_row(cost, spec)
         self._upto = [spec.neurons(0, blocks) for blocks in range(spec.n_blocks + 1)]
         self._sequential = policy.order.sequential
-        self._by_block = granularity == "block"
-        self._streams_blocks = self._by_block and not self._sequential
+        self.by_block = granularity == "block"  # loads single blocks
+        self._streams_blocks = self.by_block and not self._sequential
         self._staging = STAGING_EXPERTS * spec.n_blocks  # free blocks
         self._row = self._part = 0
         self._tasks: list[Task] = []  # by rank
@@ -97,11 +95,6 @@ class EventScheduler:
         self.wants_link = False  # whether `next_load` may have something to issue
         self.event = -1
         self.tasks = self.hits = self.partial_hits = self.blocks_loaded = self.bytes_loaded = 0
-
-    @property
-    def weighs(self) -> bool:
-        """Whether `start` has to be told the router's weights."""
-        return self._retains is not None
 
     def start(
         self,
@@ -128,7 +121,8 @@ class EventScheduler:
         if self._retains is not None:
             self._retain(self._retains, tasks, routed)
         if self.ahead is not None:
-            self._look_ahead(self.ahead, tasks, guess)
+            following = self._predictions.after(self.event, self._row, tasks, guess, routed)
+            self.ahead.predict(following)
         self._queue(tasks if self._rule.key is None else self._ranked(tasks))
 
     def next_load(self) -> Load | None:
@@ -151,7 +145,7 @@ class EventScheduler:
                 return None
             evicted = placed
         first = task.issued
-        blocks = 1 if self._by_block else task.width - first
+        blocks = 1 if self.by_block else task.width - first
         task.issued = first + blocks
         self.blocks_loaded += blocks
         self.bytes_loaded += blocks * self._block_bytes[self._row]
@@ -179,15 +173,14 @@ class EventScheduler:
             heappush(self._ready, task.rank)
 
     def next_compute(self) -> Task | None:
-        """Issue the next piece, blocks [ended, started) of the task; compute must be free.
-
-        None: no task has what it needs.
+        """Issue the next piece, blocks [ended, started) of the task: all that it has of what is to
+        be computed. Compute must be free. None: no task has what it needs.
         """
         ready = self._ready
         if not ready or (self._sequential and ready[0] != self._turn):
             return None
         task = self._tasks[heappop(ready)]
-        task.started = task.started + 1 if self._by_block else task.width
+        task.started = min(task.have, task.width)
         return task
 
     def computed(self, task: Task) -> None:
@@ -280,19 +273,6 @@ class EventScheduler:
         if task.staged and self.ahead is not None:
             used = min(last, task.low + task.staged) - max(first, task.low)
             self.ahead.give_back(max(0, used))
-
-    def _look_ahead(self, ahead: PrefetchQueue, tasks: list[Task], guess: Sequence[int]) -> None:
-        following = (self._row + 1) % len(self._rows)
-        self._used[self._row] = [task.expert for task in tasks]
-        if self._future is not None:
-            guess = self._future.tasks(self.event + 1)
-        experts = self._prefetch.experts(guess, self._used[following])
-        if experts and max(experts) >= self._experts:
-            raise CrispError(
-                f"prefetch {self._prefetch.name}: asked for expert {max(experts)}, expected 0 to "
-                f"{self._experts - 1}"
-            )
-        ahead.predict(following, experts)
 
     def _ranked(self, tasks: list[Task]) -> list[Task]:
         rule = self._rule

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from crisp.errors import CrispError
 from crisp.model.spec import ModelSpec
 from crisp.policy import BoundWidths, Budget, Policy
+from crisp.policy.magnitude import weighed
 from crisp.policy.retention import routed_weights
 from crisp.policy.widths.base import ResidencyWidths, Widths
 from crisp.policy.widths.contribution import row_on
@@ -49,11 +50,13 @@ class RowReplay(Protocol):
         experts: npt.NDArray[np.int16],
         weights: npt.NDArray[np.float16],
         widths: BoundWidths,
+        magnitudes: npt.NDArray[np.float16] | None = None,
     ) -> Widths:
         """Run an event for each of a layer's rows; return the rows' widths [rows, k], in blocks.
 
         experts [rows, k], -1 = absent; weights [rows, k], the router's. A row's widths depend on
-        what the rows before it have left on the device, if ``widths`` look at that.
+        what the rows before it have left on the device, if ``widths`` look at that. magnitudes
+        [rows, k]: what widths multiply weights with; None: nothing.
         """
 
 
@@ -102,13 +105,15 @@ class Replay:
         experts: npt.NDArray[np.int16],
         weights: npt.NDArray[np.float16],
         widths: BoundWidths,
+        magnitudes: npt.NDArray[np.float16] | None = None,
     ) -> Widths:
         """Run an event for each of a layer's rows, see `RowReplay.rows`."""
         found: list[list[int]] = []
+        worth = weights if magnitudes is None else weighed(weights, magnitudes)
         if widths.residency:
-            wanted = cast(ResidencyWidths, widths).wanted(layer, experts, weights).tolist()
+            wanted = cast(ResidencyWidths, widths).wanted(layer, experts, worth).tolist()
         else:
-            found = widths.widths(layer, experts, weights, None).tolist()
+            found = widths.widths(layer, experts, worth, None).tolist()
         for place, row in enumerate(experts.tolist()):
             if widths.residency:
                 found.append(row_on(row, self.resident(layer), wanted[place]))

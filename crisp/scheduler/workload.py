@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from crisp.errors import CrispError
 from crisp.policy import BoundWidths
+from crisp.policy.magnitude import weighed
 from crisp.policy.retention import routed_weights
 from crisp.policy.routing.rules import BoundRouting
 from crisp.profile import Transitions
@@ -131,10 +132,12 @@ class Workload:
         guess: bool,
         following: Transitions | None = None,
         routing: BoundRouting | None = None,
+        magnitudes: bool = False,
     ) -> None:
         """guess: whether the run needs the trace's guesses; following: takes their place.
 
-        routing: chooses experts anew, of a trace with scores; see `choose`.
+        routing: chooses experts anew, of a trace with scores; see `choose`. magnitudes: whether
+        widths ask for them, of a trace that has some.
         """
         self._trace = trace
         self._policy = widths
@@ -146,6 +149,7 @@ class Workload:
         self._following = following
         self._experts = trace.experts[:0]
         self._weights, self._scores = trace.weights, trace.scores
+        self._asks, self._magnitudes = magnitudes, trace.magnitudes
         self.skipped = 0  # (token, expert)s of width 0, or not used, so far
 
     @property
@@ -216,6 +220,8 @@ class Workload:
         self._experts = trace.experts[rows]
         self._weights = None if trace.weights is None else trace.weights[rows]
         self._scores = None if self._routing is None or trace.scores is None else trace.scores[rows]
+        if self._asks and trace.magnitudes is not None:
+            self._magnitudes = trace.magnitudes[rows]
         ids: dict[int, list[Any]] = {layer: self._experts[:, layer].tolist() for layer in moe}
         widths: dict[int, list[Any]] = {}
         if self._at_once:
@@ -247,7 +253,11 @@ class Workload:
 
     def _widths(self, layer: int, place: slice, resident: Sequence[int] | None) -> list[list[int]]:
         ids = self._experts[place, layer]
+        weights: npt.NDArray[np.floating[Any]] | None
         weights = None if self._weights is None else self._weights[place, layer]
+        if self._asks and weights is not None:
+            assert self._magnitudes is not None
+            weights = weighed(weights, self._magnitudes[place, layer])
         widths = self._policy.widths(layer, ids, weights, resident)
         self.skipped += int(((widths == 0) & (ids >= 0)).sum())
         rows: list[list[int]] = widths.tolist()

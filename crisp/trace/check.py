@@ -25,8 +25,9 @@ TENSORS: dict[str, tuple[npt.DTypeLike, int]] = {  # name -> (type, dimensions)
     "guess": (np.int16, 3),
     "token": (np.int32, 1),
     "scores": (np.float16, 3),
+    "magnitudes": (np.float16, 3),
 }
-OPTIONAL = ("weights", "guess", "token", "scores")
+OPTIONAL = ("weights", "guess", "token", "scores", "magnitudes")
 ORIGINS = ("captured", "imported", "synthetic")
 
 _ENTRIES = 1 << 20  # (row, layer, rank) entries checked at a time
@@ -48,6 +49,7 @@ def validate(
     _check_scores(header, tensors, name)
     sequence, position, phase = (tensors[key] for key in ("sequence", "position", "phase"))
     weights, guess, scores = (tensors.get(key) for key in ("weights", "guess", "scores"))
+    magnitudes = tensors.get("magnitudes")
 
     def place(row: int) -> str:
         return f"row {row} (sequence {sequence[row]}, position {position[row]})"
@@ -67,6 +69,8 @@ def validate(
             fault = _find_bad_expert(guess[chunk], header.n_experts, "guessed expert")
         if not fault and scores is not None:
             fault = _find_bad_score(scores[chunk])
+        if not fault and magnitudes is not None:
+            fault = _find_bad_magnitude(magnitudes[chunk])
         if fault:
             row, layer, what = fault
             raise CrispError(f"{name}: {place(start + row)}, layer {layer}: {what}")
@@ -215,6 +219,17 @@ def _find_bad_weight(weights: Array, experts: Array, ordered: bool) -> Fault | N
             row, layer, _ = _first_index(rises)
             shown = _format_list(weights[row, layer])
             return row, layer, f"weights {shown} rise, but the header says ordered by weight"
+    return None
+
+
+def _find_bad_magnitude(magnitudes: Array) -> Fault | None:
+    """Return the first of magnitudes [rows, layers, k] that is not finite and above 0."""
+    bits = magnitudes.view(np.uint16)
+    bad = (bits >= _INFINITE) | (bits == 0)  # with a sign it is >= 0x8000
+    if bad.any():
+        row, layer, rank = _first_index(bad)
+        found = magnitudes[row, layer, rank]
+        return row, layer, f"magnitude {found} found; expected a finite number above 0"
     return None
 
 

@@ -82,6 +82,7 @@ class Description:
     guess: bool
     token: bool
     scores: bool
+    magnitudes: bool
     absent: int  # (row, MoE layer)s without an expert
     combinations: int  # possible pairs of experts
     max_entropy_bits: float
@@ -136,6 +137,7 @@ def describe(
         guess=trace.guess is not None,
         token=trace.token is not None,
         scores=trace.scores is not None,
+        magnitudes=trace.magnitudes is not None,
         absent=_count_absent(trace),
         combinations=math.comb(trace.header.n_experts, 2),
         max_entropy_bits=math.log2(trace.header.n_experts),

@@ -31,7 +31,8 @@ class RoutingTrace:
     ``guess`` is the prediction *for* a layer, made by its router from the input of the previous
     MoE layer. Weights and guesses of absent experts mean nothing. ``scores`` are the router's
     logits of all experts, before anything is done to choose among them; they mean nothing where a
-    row has no expert.
+    row has no expert. ``magnitudes`` are what was foretold of each expert's output for the token,
+    relative to its mean (`crisp.policy.magnitude`).
     """
 
     experts: npt.NDArray[np.int16]  # [rows, layers, k], by falling router weight if `ordered`
@@ -43,6 +44,7 @@ class RoutingTrace:
     guess: npt.NDArray[np.int16] | None = None  # [rows, layers, k]
     token: npt.NDArray[np.int32] | None = None  # [rows]: the tokens' ids
     scores: npt.NDArray[np.float16] | None = None  # [rows, layers, experts]: router logits
+    magnitudes: npt.NDArray[np.float16] | None = None  # [rows, layers, k]: as predicted
 
     @property
     def rows(self) -> int:
@@ -83,7 +85,7 @@ class RoutingTrace:
         """Return the trace of the model's first ``n`` layers, as views."""
         if n == self.layers:
             return self
-        by_layer = {"experts", "weights", "guess", "scores"}
+        by_layer = {"experts", "weights", "guess", "scores", "magnitudes"}
         return RoutingTrace(
             header=self.header,
             **{k: v[:, :n] if k in by_layer else v for k, v in self.tensors().items()},

@@ -65,7 +65,7 @@ class TimedChain:
 
     def _wait(self) -> None:
         while not self._over.is_set():
-            if not self._ended.wait(_CHECK_SECONDS):
+            if not self._device.wait(self._ended, _CHECK_SECONDS):
                 self._device.check()
                 continue
             self._ended.clear()

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_FIRST = np.zeros(1, np.int64)
+
 
 class ExpertBatch:
     """The rows that one task computes. The device makes ``inputs`` and ``sums``."""
@@ -21,7 +23,7 @@ class ExpertBatch:
         self,
         expert: int,
         rows: npt.NDArray[np.int64],
-        widths: npt.NDArray[np.int64],
+        widths: npt.NDArray[np.int64] | tuple[int],
         weights: npt.NDArray[np.float32],
         hidden: Any,
     ) -> None:
@@ -33,6 +35,7 @@ class ExpertBatch:
         if len(rows) == 1:
             self.rows, self.weights, self.counts = rows, weights, [1] * int(widths[0])
             return
+        widths = np.asarray(widths)
         falling = np.argsort(-widths, kind="stable")
         self.rows, self.weights = rows[falling], weights[falling]
         rising = widths[falling[::-1]]
@@ -50,6 +53,13 @@ def expert_batches(
 
     ids, widths (blocks) and weights: [rows, k]; hidden [rows, d_model], on the device.
     """
+    if len(ids) == 1:  # a token: 5 us in place of 37
+        chosen = zip(ids[0].tolist(), widths[0].tolist(), strict=True)
+        return {
+            expert: ExpertBatch(expert, _FIRST, (width,), weights[0, rank : rank + 1], hidden)
+            for rank, (expert, width) in enumerate(chosen)
+            if width
+        }
     row, rank = np.nonzero(widths > 0)
     by_expert = ids[row, rank].argsort(kind="stable")
     row, rank = row[by_expert], rank[by_expert]

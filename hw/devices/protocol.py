@@ -3,11 +3,13 @@
 A device has a pool of fixed slots of one block each, allocated once, and two streams. The *link*
 copies blocks from the store into slots; *compute* reads slots. Each stream runs one operation at a
 time, in a thread or on hardware of its own. An operation is handed over with a callback, which the
-stream calls when the operation has ended; the callback may hand over the next one.
+stream calls when the operation has ended; the callback may hand over the next one. Who waits for a
+callback does so by `Device.wait`.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -46,6 +48,10 @@ class Device(Protocol):
     def name(self) -> str:
         """The name by which it is asked for: ``cpu``, ``cuda`` or ``unified``."""
 
+    @property
+    def host_memory(self) -> bool:
+        """Whether the caller's tensors, and those of `upload`, are in the host's memory."""
+
     def describe(self) -> dict[str, Any]:
         """Return the device's settings on this machine, safe for JSON: part of a run's settings."""
 
@@ -80,6 +86,12 @@ class Device(Protocol):
         So the result depends on no policy. It includes all that was given to the compute stream
         before, whether that has ended or not. Returns a function that gives the sums,
         [rows, d_model] float32; the device orders what uses them behind the summing.
+        """
+
+    def wait(self, condition: threading.Event, seconds: float) -> bool:
+        """Wait until a callback has set the condition; False: it has not, for so many seconds.
+
+        A device may call back, and compute, in the thread that waits.
         """
 
     def check(self) -> None:

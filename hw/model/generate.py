@@ -24,6 +24,7 @@ from crisp.hardware.profile import HardwareProfile
 from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.devices.slots import Slots, slots_needed
 from crisp.hw.executor import Executor, measured_run
+from crisp.hw.memory import return_freed_memory
 from crisp.hw.model.offloaded import OffloadedExperts
 from crisp.hw.model.resident import ResidentModel
 from crisp.hw.store.reader import Store
@@ -85,15 +86,16 @@ def generate(
     ids = _prompt(model, prompt, max_new_tokens)
     case = empty_case(model.store, policy, budget, profile, split, conditions or Conditions())
     cost, power = case.order_cost(hardware), power_model(hardware, modelled_energy)
-    scheduler, recorder = case.scheduler(cost), Recorder(sinks, case.conditions.by_block)
+    scheduler, recorder = case.scheduler(cost), Recorder(sinks)
     needed = slots_needed(case.spec, case.capacity(), scheduler.ahead is not None)
     writer = TextWriter(model.loaded.tokenizer, ids, on_text)
     with closing(options.open(model.store, needed)) as device, metering(meter, power) as metered:
         executor = Executor(case.spec, scheduler, device, Slots(case.spec, needed), recorder, watch)
-        offloaded = OffloadedExperts(model, case, executor, len(ids))
+        offloaded = OffloadedExperts(model, case, executor, len(ids), metered.sample)
         with _threads(options.threads), offloaded.attached():
             executor.preload()
-            metered.start()
+            return_freed_memory()
+            metered.start(executor.zero)
             _write(model, ids, max_new_tokens, case.conditions.chunk, writer)
             offloaded.end()
         total_ns = executor.finish()
@@ -200,6 +202,7 @@ def _trace(
         phase=np.where(position < prompt, PREFILL, DECODE).astype(np.uint8),
         weights=routing.weights.astype(np.float16),
         guess=routing.guess if (routing.guess >= 0).any() else None,
+        magnitudes=routing.magnitudes,
         header=header,
     )
 

@@ -6,24 +6,32 @@ output comes back summed with the router's weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from crisp.adapter import RecordedRouting, check_rescaling, intercept_experts, look_ahead
+from crisp.adapter import (
+    RecordedRouting,
+    check_rescaling,
+    intercept_experts,
+    look_ahead,
+    predictor,
+)
 from crisp.adapter.routing import router_scores
 from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.hw.devices.batch import expert_batches
 from crisp.hw.executor import Executor
-from crisp.hw.model.lookup import WidthLookup
+from crisp.hw.model.lookup import HostLookup, WidthLookup
 from crisp.hw.model.resident import ResidentModel
 from crisp.hw.store.reader import TORCH_TYPES
 from crisp.model.quantization import BITS
+from crisp.policy.magnitude import weighed
 from crisp.policy.prefetch import ROUTER
 from crisp.policy.rescaling import factors, rescaling
 from crisp.policy.retention import routed_weights
@@ -35,8 +43,18 @@ from crisp.trace import DECODE, PREFILL
 class OffloadedExperts:
     """The forward passes of one sequence, as steps and events of an executor; records routing."""
 
-    def __init__(self, model: ResidentModel, case: Case, executor: Executor, prompt: int) -> None:
-        """case: gives policy and profile. prompt: the number of its tokens."""
+    def __init__(
+        self,
+        model: ResidentModel,
+        case: Case,
+        executor: Executor,
+        prompt: int,
+        prompt_ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """case: gives policy and profile. prompt: the number of its tokens. prompt_ended: called
+        when all of them have been run.
+        """
+        self._prompt_ended = prompt_ended
         self._model, self._executor, self._prompt = model, executor, prompt
         self._layers, self._experts = model.layout.layers, case.spec.n_experts
         own = model.loaded.model.dtype  # for a quantised store, which has no type of its own
@@ -45,11 +63,15 @@ class OffloadedExperts:
             own if quantised else getattr(import_extra("torch"), TORCH_TYPES[model.store.dtype])
         )
         self._widths = case.policy.width.bind(case.spec, case.profile, True)
-        self._lookup = WidthLookup(
-            case.spec, self._widths, executor.device.upload, executor.device.fetch
+        device = executor.device
+        self._lookup = (
+            HostLookup(case.spec)
+            if device.host_memory
+            else WidthLookup(case.spec, self._widths, device.upload, device.fetch)
         )
         self._rescaling = rescaling(case.spec, case.profile) if case.policy.rescales else None
         self._routing = router_scores(model.layout, case.policy, case.spec, case.profile)
+        self._magnitudes = predictor(case.policy, case.spec, case.profile)
         self._guesses = case.policy.prefetch.source == ROUTER
         self._check_calls(case)
         self._passes: list[RecordedRouting] = []
@@ -57,6 +79,7 @@ class OffloadedExperts:
         self._step: Step | None = None  # of the current pass
         self._turn = len(self._layers)  # the MoE layer that comes next
         self._heard: tuple[Any, Any] | None = None  # that layer's router, asked ahead
+        self._widths_ns = 0  # spent on widths that the lookup left to the policy
         self.skipped = 0  # (token, expert) pairs of width 0
 
     def _check_calls(self, case: Case) -> None:
@@ -93,7 +116,7 @@ class OffloadedExperts:
     @property
     def lookup_ns(self) -> int:
         """The time spent on finding widths so far in ns, without waiting for the routers."""
-        return self._lookup.own_ns
+        return self._lookup.own_ns + self._widths_ns
 
     def end(self) -> None:
         """End the last pass."""
@@ -105,7 +128,10 @@ class OffloadedExperts:
         none = RecordedRouting(*empty(0, *self._shape))
         names = ("experts", "weights", "guess")
         parts = [[getattr(one, name) for one in (none, *self._passes)] for name in names]
-        return RecordedRouting(*map(np.concatenate, parts))
+        predicted = [one.magnitudes for one in self._passes if one.magnitudes is not None]
+        experts, weights, guess = map(np.concatenate, parts)
+        magnitudes = np.concatenate(predicted) if predicted else None
+        return RecordedRouting(experts, weights, guess, magnitudes=magnitudes)
 
     def _begin(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a step: the hook before a forward pass."""
@@ -115,9 +141,14 @@ class OffloadedExperts:
         first = 0 if self._step is None else self._step.rows[-1] + 1
         rows = range(first, first + tokens.numel())
         prefill = first < self._prompt
+        if first == self._prompt:
+            self._prompt_ended()
         opens, closes = first == 0, prefill and rows.stop == self._prompt
         self._step = Step(rows, PREFILL if prefill else DECODE, opens, closes)
-        self._passes.append(RecordedRouting(*empty(len(rows), *self._shape)))
+        magnitudes = None
+        if self._magnitudes is not None:
+            magnitudes = np.ones((len(rows), *self._shape), np.float16)
+        self._passes.append(RecordedRouting(*empty(len(rows), *self._shape), magnitudes=magnitudes))
         self._turn = 0
 
     def _check_complete(self) -> None:
@@ -154,15 +185,24 @@ class OffloadedExperts:
             w = np.where((ids != router).any(axis=1)[:, None], half.astype(np.float32), w)
             self.skipped += int((router >= 0).sum() - (ids >= 0).sum())
             widths = None  # those that came along are of the router's choice
+        worth: npt.NDArray[np.floating[Any]] = half
+        if self._magnitudes is not None:
+            magnitudes = self._magnitudes.of(layer.index, hidden, ids)
+            worth = weighed(half, magnitudes)
         routing = self._passes[-1]
         routing.experts[:, layer.index, : ids.shape[1]] = ids
         routing.weights[:, layer.index, : ids.shape[1]] = w
+        if self._magnitudes is not None:
+            assert routing.magnitudes is not None
+            routing.magnitudes[:, layer.index, : ids.shape[1]] = magnitudes
         if chosen.guess is not None:
             following = self._layers[which + 1].index
             routing.guess[:, following, : chosen.guess.shape[1]] = chosen.guess
         if widths is None:
             resident = executor.residents(layer.index) if self._widths.residency else None
-            widths = self._widths.widths(layer.index, ids, half, resident)
+            begin = perf_counter_ns()
+            widths = self._widths.widths(layer.index, ids, worth, resident)
+            self._widths_ns += perf_counter_ns() - begin
         self.skipped += int(((widths == 0) & (ids >= 0)).sum())
         tasks = union(ids.tolist(), widths.tolist())
         routed = routed_weights(ids.tolist(), half) if executor.scheduler.weighs else None

@@ -6,6 +6,8 @@ The experts' parameters remain on torch's meta device.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 from crisp.adapter import ExpertLayout, Experts, expert_layout
 from crisp.checkpoint.admission import admit
 from crisp.checkpoint.conversion import Conversion
-from crisp.checkpoint.files import Checkpoint, weights_digest
+from crisp.checkpoint.files import Checkpoint, TensorEntry, weights_digest
 from crisp.checkpoint.filling import (
     compute_buffers,
     keep_float32,
@@ -27,6 +29,7 @@ from crisp.checkpoint.loading import LoadedModel, model_without_weights, one_lin
 from crisp.checkpoint.source import find_model
 from crisp.errors import CrispError
 from crisp.extras import import_extra
+from crisp.hw.memory import return_freed_memory
 from crisp.hw.store.checkpoint_experts import locate_experts
 from crisp.hw.store.encoding import encode_blocks
 from crisp.hw.store.expert_source import expert_source
@@ -57,6 +60,9 @@ def open_resident(
 ) -> ResidentModel:
     """Load the model in ``folder``, in its own type, with its experts in ``store``.
 
+    On a CPU, weights that the folder's files hold as the model has them are mapped, not copied: the
+    files must not be changed meanwhile.
+
     device: torch's name of where it runs.
     verify: hash all weights in the folder, to be sure that the store was packed from them.
     Otherwise the blocks of one expert in the first MoE layer and of one in the last are compared,
@@ -79,7 +85,7 @@ def open_resident(
     compute_buffers(model)
     wanted = {name: x for name, x in model.state_dict().items() if name not in stored}
     total, done = sum(x.nbytes for x in wanted.values()), 0
-    for name, tensor in conversion.tensors(wanted.keys()):
+    for name, tensor in conversion.tensors(wanted.keys(), mapped=True):
         set_tensor(model, name, tensor.to(device))
         done += tensor.nbytes
         progress(done, total)
@@ -93,6 +99,9 @@ def open_resident(
     if left:  # a family may declare them optional; what it would do then is not understood
         raise CrispError(f"{folder}: lacks the model's {min(left)}")
     _forget(checkpoint)
+    if device == "cpu":
+        _read_ahead(checkpoint, filter(None, map(conversion.stored, wanted)))
+    return_freed_memory()
     with one_line_errors(str(folder), "its generation_config.json"):
         if (folder / "generation_config.json").exists():
             model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
@@ -157,6 +166,18 @@ def _forget(checkpoint: Checkpoint) -> None:
     for shard in checkpoint.shards:
         with (checkpoint.folder / shard).open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _read_ahead(checkpoint: Checkpoint, mapped: Iterable[TensorEntry]) -> None:
+    """Have the system read the tensors that are mapped; nothing waits for it."""
+    with ExitStack() as stack:
+        files = {
+            shard: stack.enter_context((checkpoint.folder / shard).open("rb")).fileno()
+            for shard in checkpoint.shards
+        }
+        for tensor in mapped:
+            place = files[tensor.shard], tensor.offset, tensor.nbytes
+            os.posix_fadvise(*place, os.POSIX_FADV_WILLNEED)
 
 
 def _down_bias(module: Any) -> Any:

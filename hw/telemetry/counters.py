@@ -67,6 +67,7 @@ class CounterWindow:
         self._gained = [0] * len(counters)
         self._reason: str | None = None
         self._samples = self._first = self._last = 0
+        self._curve: list[tuple[int, float]] = []
         self._longest = self._slowest = 0  # from one sample to the next; reading all of them
 
     @property
@@ -100,6 +101,7 @@ class CounterWindow:
             self._first = now
         self._values, self._last = values, now
         self._samples += 1
+        self._curve.append((now, self._joules()))
 
     def reading(self) -> Reading:
         """Return the sum in joules, or why there is none.
@@ -118,9 +120,7 @@ class CounterWindow:
         for counter, gain in pairs:
             if reason is None and counter.always and not gain:
                 reason = f"{counter.name}: its counter did not move, so it counts nothing here"
-        joules = None
-        if reason is None:
-            joules = sum(gain / counter.per_joule for counter, gain in pairs)
+        joules = self._joules() if reason is None else None
         moved = [counter.name for counter, gain in pairs if gain]
         blurred = 2 * (self._update + self._slowest)  # at the ends
         return Reading(
@@ -132,4 +132,11 @@ class CounterWindow:
             samples=self._samples,
             window_ns=length,
             uncertainty_j=joules * blurred / length if joules is not None and length else None,
+            curve=tuple(self._curve),
+            blur_ns=self._update + self._slowest,
         )
+
+    def _joules(self) -> float:
+        """Return the sum of what all have gained."""
+        pairs = zip(self._counters, self._gained, strict=True)
+        return sum((gain / counter.per_joule for counter, gain in pairs), 0.0)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
 from crisp.errors import CrispError
 from crisp.hardware.energy import (
     Energy,
+    EnergyOf,
     Meter,
     Reading,
+    Spans,
     StateDurations,
     measured_energy,
     modelled_energy,
+    part_of,
 )
 from crisp.hardware.profile import HardwareProfile
 
@@ -40,11 +43,17 @@ class Metering:
         self._meter, self._idle = meter, idle
         self._running = False
         self._reading: Reading | None = None
+        self._zero = 0
 
-    def start(self) -> None:
-        """Begin to measure."""
+    def start(self, zero: int = 0) -> None:
+        """Begin to measure; zero: when the run's clock began, by the monotonic clock in ns."""
+        self._zero = zero
         self._meter.start()
         self._running = True
+
+    def sample(self) -> None:
+        """Sample the meter now, where one phase of the run ends and another begins."""
+        self._meter.sample()
 
     def stop(self) -> None:
         """End the measurement; idempotent."""
@@ -52,20 +61,28 @@ class Metering:
             self._running = False
             self._reading = self._meter.stop()
 
-    def energy(self, states: StateDurations) -> Energy | str:
-        """Return the energy of the run, once it has ended, or why there is none."""
+    def energy(self, states: StateDurations, spans: Spans | None = None) -> Energy | str:
+        """Return the energy of the run, or of ``spans`` of it, once it has ended, or why there is
+        none.
+        """
         if self._reading is None:
             return "the run was not metered"
-        return measured_energy(self._reading, self._idle)
+        if spans is None:
+            return measured_energy(self._reading, self._idle)
+        by_clock = tuple((self._zero + start, self._zero + end) for start, end in spans)
+        return measured_energy(part_of(self._reading, by_clock), self._idle)
 
 
 class Unmetered:
     """Stands in for `Metering` where energy is modelled, or there is none."""
 
-    def __init__(self, energy: Callable[[StateDurations], Energy | str]) -> None:
+    def __init__(self, energy: EnergyOf) -> None:
         self.energy = energy
 
-    def start(self) -> None:
+    def start(self, zero: int = 0) -> None:
+        """No-op: nothing is measured."""
+
+    def sample(self) -> None:
         """No-op: nothing is measured."""
 
     def stop(self) -> None:
@@ -87,7 +104,7 @@ def metering(
         return
     reason = "no meter was given" if meter is None else meter.probe().reason
     if meter is None or reason is not None:
-        yield Unmetered(lambda states: reason or "")
+        yield Unmetered(lambda states, spans=None: reason or "")
         return
     idle = None
     if idle_seconds:

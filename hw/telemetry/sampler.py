@@ -54,6 +54,7 @@ class SampledMeter(ABC):
         self._reason = "it was never started"
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()  # one sample at a time
 
     @abstractmethod
     def open(self) -> SampleWindow:
@@ -96,8 +97,9 @@ class SampledMeter(ABC):
 
     def sample(self) -> None:
         """Sample the current window once."""
-        if self._window is not None:
-            self._window.sample()
+        with self._lock:
+            if self._window is not None:
+                self._window.sample()
 
     def _serve(self) -> None:
         """Sample until the window ends: the thread's function."""
@@ -132,6 +134,7 @@ class PowerWindow:
         self._samples = self._first = self._last = self._longest = self._starved = 0
         self._watt = self._highest = self._lowest = 0.0
         self._joules = self._open_j = 0.0
+        self._curve: list[tuple[int, float]] = []
 
     def sample(self) -> None:
         """Read the power once."""
@@ -156,6 +159,7 @@ class PowerWindow:
             self._first, self._highest, self._lowest = now, watt, watt
         self._watt, self._last = watt, now
         self._samples += 1
+        self._curve.append((now, self._joules))
 
     def reading(self) -> Reading:
         """Return the integral in joules, or why there is none."""
@@ -171,6 +175,8 @@ class PowerWindow:
             samples=self._samples,
             window_ns=length,
             uncertainty_j=self._open_j + blurred if reason is None else None,
+            curve=tuple(self._curve),
+            blur_ns=self._lag,
         )
 
     def _refused(self, length: int) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import gcd
+from math import gcd, isqrt
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,14 @@ from crisp.hardware.cost import costs_by_row
 from crisp.hardware.profile import CostModel
 from crisp.model.spec import ModelSpec
 from crisp.policy import BoundWidths
+from crisp.policy.magnitude import weighed
 from crisp.policy.retention import ONE, units
 from crisp.profile import Transitions
 from crisp.scheduler.workload import Step
+from crisp.sim.bounds import least_times
 from crisp.sim.fast.rules import positive, refused, within
 from crisp.sim.fast.state import Ints, StepBatch
-from crisp.sim.fast.unions import routed, union, union_on
+from crisp.sim.fast.unions import distinct, routed, union, union_on
 from crisp.trace import RoutingTrace
 
 _ROWS = 2048  # of a batch: few enough to need little memory, enough to make up for its calls
@@ -92,24 +94,25 @@ class StepBatches:
         cost: CostModel,
         *,
         by_block: bool,
-        whole: bool,
         weighs: bool,
         guess: bool,
         following: Transitions | None,
         perfect: bool,
+        magnitudes: bool = False,
     ) -> None:
-        """whole: an order asks what each task takes; weighs: a cache asks for the router's weights,
-        as `EventScheduler.weighs` says; guess, following, perfect: a prefetcher asks
-        for the trace's guesses, for what is usual, or for what will be.
+        """weighs: the router's weights are asked for, as `EventScheduler.weighs` says; guess,
+        following, perfect: a prefetcher asks for the trace's guesses, for what is usual, or for
+        what will be; magnitudes: widths do, for the trace's.
         """
         self._trace, self._widths, self._costs = trace, widths, CostTable(spec, cost)
         self._row_costs: list[CostTable] = []  # [MoE layers], where their experts differ in bytes
         if spec.layer_bits is not None:
             self._row_costs = [CostTable(spec, own) for own in costs_by_row(cost, spec)]
         self._experts, self._moe = spec.n_experts, list(trace.moe_layers)
-        self._by_block, self._whole, self._perfect = by_block, whole, perfect
+        self._by_block, self._perfect = by_block, perfect
         self._weighs = weighs
         self._guess = trace.guess if guess else None
+        self._magnitudes = trace.magnitudes if magnitudes else None
         self._following = following
         self._wanted: Callable[..., npt.NDArray[np.uint64]] | None = None
         if widths.residency:
@@ -142,27 +145,30 @@ class StepBatches:
         rows = np.array([row for step in steps for row in step.rows], np.int64)
         whole = self._trace.experts[rows]
         weights = None if self._trace.weights is None else self._trace.weights[rows]
+        worth: npt.NDArray[np.floating[Any]] | None = weights
+        if self._magnitudes is not None and weights is not None:
+            worth = weighed(weights, self._magnitudes[rows])
         experts = whole
         if len(self._moe) < whole.shape[1]:
             experts = np.ascontiguousarray(whole[:, self._moe])
         seen = bare = np.empty(0, np.int64)
         if self._wanted is None:
-            requested = self._asked(self._widths.widths, whole, weights, np.int16, None)
+            requested = self._asked(self._widths.widths, whole, worth, np.int16, None)
             self.skipped += int(np.count_nonzero(experts >= 0) - np.count_nonzero(requested))
             first_task, entry, width, grains = union(
                 experts, requested, first_token, self._experts, self._costs.grains, self._by_block
             )
         else:
-            bits = self._asked(self._wanted, whole, weights, np.int64)
+            bits = self._asked(self._wanted, whole, worth, np.int64)
             first_task, entry, width, seen, bare, grains = union_on(
                 experts, bits, first_token, self._experts, self._costs.grains, self._by_block
             )
-        piece_ns, whole_ns = self._times(entry, width, grains)
+        kind_of_task, piece_ns = self._times(entry, width, grains)
         layer_ns, kind_of_step = self._costs.layers(counts)
         taken = width if self._wanted is None else np.zeros(len(entry), np.int64)
         return StepBatch(
             kind_of_step, layer_ns, first_task, entry, width, seen, bare, taken,
-            piece_ns, whole_ns, first_token, self._guesses(rows, whole),
+            kind_of_task, piece_ns, self._least(piece_ns), first_token, self._guesses(rows, whole),
             *self._routed(experts, weights, first_token),
         )  # fmt: skip
 
@@ -170,7 +176,7 @@ class StepBatches:
         self,
         rule: Callable[..., npt.NDArray[Any]],
         experts: npt.NDArray[np.int16],
-        weights: npt.NDArray[np.float16] | None,
+        weights: npt.NDArray[np.floating[Any]] | None,
         kind: type[np.integer[Any]],
         *more: None,
     ) -> npt.NDArray[Any]:
@@ -182,26 +188,39 @@ class StepBatches:
         return requested
 
     def _times(self, entry: Ints, width: Ints, grains: Ints) -> tuple[Ints, Ints]:
+        """Return (the kind of each (task, state), ns of each kind's pieces)."""
         if not self._row_costs:
             return self._times_by(self._costs, width, grains)
         row = np.repeat(entry // self._experts, self.states)  # [tasks x states]
-        piece_ns = np.zeros(grains.shape, np.int64)
-        whole_ns = np.zeros(len(width), np.int64)
-        for place in np.unique(row).tolist():
+        kind_of_task, tables, kinds = np.zeros(len(width), np.int64), [], 0
+        for place, costs in enumerate(self._row_costs):
             own = row == place
-            times = self._times_by(self._row_costs[place], width[own], grains[own])
-            piece_ns[own], whole_ns[own] = times
-        return piece_ns, whole_ns
+            kind, table = self._times_by(costs, width[own], grains[own])
+            kind_of_task[own] = kinds + kind
+            kinds += len(table)
+            tables.append(table)
+        return kind_of_task, np.concatenate(tables)
 
     def _times_by(self, costs: CostTable, width: Ints, grains: Ints) -> tuple[Ints, Ints]:
         if not self._by_block:
-            whole = costs.pieces(0, width, grains[:, 0])
-            return whole[:, None], whole
-        block = np.arange(grains.shape[1])
-        pieces = costs.pieces(block, block + 1, grains)
-        if self._whole:
-            return pieces, costs.pieces(0, width, grains.sum(axis=1))
-        return pieces, np.zeros(len(width), np.int64)
+            return np.arange(len(width)), costs.pieces(0, width, grains[:, 0])[:, None]
+        kind_of_task, one_of_kind = distinct(grains)
+        grains = grains[one_of_kind]
+        kinds, blocks = grains.shape
+        upto = np.zeros((kinds, blocks + 1), np.int64)
+        np.cumsum(grains, axis=1, out=upto[:, 1:])
+        first, last = np.triu_indices(blocks)  # blocks [first, last]
+        there = grains[:, last] > 0
+        pieces = costs.pieces(first, last + 1, (upto[:, last + 1] - upto[:, first]) * there)
+        piece_ns = np.full((kinds, blocks * blocks), -1, np.int64)
+        piece_ns[:, first * blocks + last] = np.where(there, pieces, -1)
+        return kind_of_task, piece_ns
+
+    def _least(self, piece_ns: Ints) -> Ints:
+        if not self._by_block:
+            return piece_ns
+        blocks = isqrt(piece_ns.shape[1])
+        return least_times(piece_ns.reshape(-1, blocks, blocks))
 
     def _routed(
         self,
@@ -209,14 +228,18 @@ class StepBatches:
         weights: npt.NDArray[np.float16] | None,
         first_token: Ints,
     ) -> tuple[Ints, Ints]:
-        """Return (first [events + 1], (entry, mean weight) [2, routed]); experts [rows, MoE, k]."""
+        """Return (first [events + 2], (entry, mean weight, largest) [3, routed]).
+
+        experts [rows, MoE layers, k]. After the last event comes an empty one.
+        """
         if not self._weighs:
-            return np.zeros(0, np.int64), np.zeros((2, 0), np.int64)
+            return np.zeros(0, np.int64), np.zeros((3, 0), np.int64)
         if weights is None:
             each = np.full(experts.shape, ONE // experts.shape[2], np.int64)
         else:
             each = units(weights if len(self._moe) == weights.shape[1] else weights[:, self._moe])
-        return routed(experts, each, first_token, self._experts)
+        first, found = routed(experts, each, first_token, self._experts)
+        return np.append(first, first[-1]), found
 
     def _guesses(self, rows: Ints, experts: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
         """[token rows, MoE layers, k]: what is guessed in a layer's event for the next one."""
@@ -235,7 +258,9 @@ class StepBatches:
 def _followed(
     batches: Iterable[tuple[list[Step], StepBatch]],
 ) -> Iterator[tuple[list[Step], StepBatch]]:
-    """Yield the same, each batch with the tasks of the next one's first event behind its own."""
+    """Yield the same, each batch with the next one's first event behind its own: its tasks, and
+    what it is routed to.
+    """
     before: tuple[list[Step], StepBatch] | None = None
     for some, batch in batches:
         if before is not None:
@@ -244,7 +269,13 @@ def _followed(
             first_task = last.first_task.copy()
             first_task[-1] += tasks
             entry = np.concatenate([last.entry, batch.entry[:tasks]])
-            yield steps, last._replace(first_task=first_task, entry=entry)
+            last = last._replace(first_task=first_task, entry=entry)
+            if len(batch.first_routed):
+                count = batch.first_routed[1]
+                last.first_routed[-1] += count
+                both = np.concatenate([last.routed, batch.routed[:, :count]], axis=1)
+                last = last._replace(routed=both)
+            yield steps, last
         before = some, batch
     if before is not None:
         yield before

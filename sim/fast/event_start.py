@@ -33,6 +33,7 @@ from crisp.sim.fast.state import (
     PREFETCH_AT,
     RESIDENT,
     ROWS,
+    SALIENT,
     SKIPPED,
     STARTED,
     STATES,
@@ -105,15 +106,20 @@ def choose(
 def look_ahead(
     rules: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, slots: Ints,
     entry: Ints, guess: npt.NDArray[np.int16], row: int, count: int, first: int, end: int,
-    first_token: int, end_token: int, custom: Ints | None
+    first_token: int, end_token: int, first_routed: Ints, routed: Ints, event: int,
+    custom: Ints | None
 ) -> None:  # fmt: skip
     """Predict the next row's experts.
 
     count: tasks of the event; first, end: of the next one in ``entry``; tokens: the step's, in
-    ``guess``.
+    ``guess``; event: of the batch, whose ``routed`` weights are looked at.
     """
     wanted = lists[rules[ROWS]]
     lookahead.drop_rest(rules, now, entries, parts, wanted)
+    if rules[SALIENT]:
+        _weigh_ahead(rules, lists, guess, row, first_token, end_token, first_routed, routed, event)
+        lookahead.predict(rules, now, entries, parts, wanted, (row + 1) % rules[ROWS])
+        return
     lists[row, 0] = count
     for slot in range(count):
         lists[row, 1 + slot] = slots[ENTRY, slot] - row * rules[EXPERTS]
@@ -139,6 +145,43 @@ def look_ahead(
         for place in range(1 + lists[following, 0]):
             wanted[place] = lists[following, place]
     lookahead.predict(rules, now, entries, parts, wanted, following)
+
+
+@compiled
+def _weigh_ahead(
+    rules: Ints, lists: Ints, guess: npt.NDArray[np.int16], row: int,
+    first_token: int, end_token: int, first_routed: Ints, routed: Ints, event: int,
+) -> None:  # fmt: skip
+    """Predict the next row's experts and their weights."""
+    rows, following = rules[ROWS], (row + 1) % rules[ROWS]
+    weights = rows + 1  # of an expert stand so many lists behind it
+    _list_routed(rules, lists, row, first_routed[event], first_routed[event + 1], routed)
+    if rules[PREFETCH] == PERFECT:
+        _list_routed(rules, lists, rows, first_routed[event + 1], first_routed[event + 2], routed)
+    elif rules[PREFETCH] == GUESS:
+        _first_seen(lists[rows], guess, row, first_token, end_token)
+        wanted, by_rank = lists[rows], lists[2 * weights + following]
+        for place in range(1, 1 + wanted[0]):
+            largest = 0
+            for token in range(first_token, end_token):
+                for rank in range(guess.shape[2]):
+                    if guess[token, row, rank] == wanted[place]:
+                        largest = max(largest, by_rank[rank])
+            lists[weights + rows, place] = largest
+    else:
+        for place in range(1 + lists[following, 0]):
+            lists[rows, place] = lists[following, place]
+            lists[weights + rows, place] = lists[weights + following, place]
+
+
+@compiled
+def _list_routed(rules: Ints, lists: Ints, to: int, first: int, end: int, routed: Ints) -> None:
+    """List the experts of routed [first, end) and the largest weight of each."""
+    weights = rules[ROWS] + 1
+    lists[to, 0] = end - first
+    for place in range(first, end):
+        lists[to, 1 + place - first] = routed[0, place] % rules[EXPERTS]
+        lists[weights + to, 1 + place - first] = routed[2, place]
 
 
 @compiled

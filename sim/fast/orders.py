@@ -13,6 +13,7 @@ from crisp.policy.order import (
 from crisp.sim.compiling import compiled
 from crisp.sim.fast.custom import address_of, call_address
 from crisp.sim.fast.state import (
+    ALONE,
     BY_BLOCK,
     CUSTOM,
     EVENT,
@@ -23,10 +24,11 @@ from crisp.sim.fast.state import (
     JOHNSON,
     KEY,
     KEY_AT,
+    KIND,
     NARROWEST,
     ORDER,
+    ORDER_BOUND,
     ORDER_DRAWN,
-    PLACE,
     RESIDENT_FIRST,
     SECOND_KEY,
     SEED,
@@ -50,7 +52,7 @@ def rank(
     now: Ints,
     slots: Ints,
     jobs: Ints,
-    whole_ns: Ints,
+    piece_ns: Ints,
     count: int,
     custom: Ints | None,
 ) -> None:
@@ -65,7 +67,7 @@ def rank(
         missing = max(0, width - slots[ISSUED, slot])
         if custom is not None and order == CUSTOM:
             load = load_ns[missing] if rules[TIMED] else missing
-            compute = whole_ns[slots[PLACE, slot]] if rules[TIMED] else 0
+            compute = _whole(rules, slots, piece_ns, slot) if rules[TIMED] else 0
             drawn = _hash_key(rules[SEED], now[EVENT], slot) if rules[ORDER_DRAWN] else 0
             first = address_of(jobs[KEY]) + 8 * slot
             second = address_of(jobs[SECOND_KEY]) + 8 * slot
@@ -78,7 +80,7 @@ def rank(
         elif order == RESIDENT_FIRST:
             key = _resident_first(width, missing, 0, 0)
         elif order == JOHNSON:
-            key = _johnson(width, load_ns[missing], whole_ns[slots[PLACE, slot]], 0)
+            key = _johnson(width, load_ns[missing], _whole(rules, slots, piece_ns, slot), 0)
         else:
             key = _by_random_key(width, missing, 0, _hash_key(rules[SEED], now[EVENT], slot))
         jobs[KEY, slot], jobs[SECOND_KEY, slot] = key
@@ -86,28 +88,39 @@ def rank(
 
 
 @compiled
-def best_order(
-    rules: Ints, load_ns: Ints, slots: Ints, jobs: Ints, piece_ns: Ints, count: int
-) -> int:
-    """Return the makespan of an event's loads and computations in their best order, in ns.
+def _whole(rules: Ints, slots: Ints, piece_ns: Ints, slot: int) -> int:
+    """Return the ns of a whole task as one piece."""
+    ns: int = piece_ns[slots[KIND, slot], slots[WIDTH, slot] - 1 if rules[BY_BLOCK] else 0]
+    return ns
 
-    At granularity block every block is a job, see `crisp.run.timeline.TimelineTotals`.
+
+@compiled
+def best_order(
+    rules: Ints, load_ns: Ints, now: Ints, slots: Ints, jobs: Ints, least_ns: Ints, count: int
+) -> None:
+    """Note the makespan of an event's loads and computations in their best order, in ns, and what
+    the computations take.
+
+    A job is a task, or at granularity block a block: see `crisp.sim.streams`.
     """
     if count == 2 and rules[BY_BLOCK] == 0:  # the shorter of two: most events are such
-        load0, compute0 = _job(load_ns, slots, piece_ns, 0)
-        load1, compute1 = _job(load_ns, slots, piece_ns, 1)
+        load0, compute0 = _job(load_ns, slots, least_ns, 0)
+        load1, compute1 = _job(load_ns, slots, least_ns, 1)
         both = load0 + load1
-        return min(max(both, load0 + compute0) + compute1, max(both, load1 + compute1) + compute0)
+        now[ALONE] += compute0 + compute1
+        now[ORDER_BOUND] += min(
+            max(both, load0 + compute0) + compute1, max(both, load1 + compute1) + compute0
+        )
+        return
     total = 0
     for slot in range(count):
-        width, issued, place = slots[WIDTH, slot], slots[ISSUED, slot], slots[PLACE, slot]
         if rules[BY_BLOCK]:
-            for block in range(width):
-                load = load_ns[1] if block >= issued else 0
-                _add_job(jobs, total, load, piece_ns[place, block])
+            for block in range(slots[WIDTH, slot]):
+                load = load_ns[1] if block >= slots[ISSUED, slot] else 0
+                _add_job(jobs, total, load, least_ns[slots[KIND, slot], block])
                 total += 1
         else:
-            load, compute = _job(load_ns, slots, piece_ns, slot)
+            load, compute = _job(load_ns, slots, least_ns, slot)
             _add_job(jobs, total, load, compute)
             total += 1
     _sort(jobs, jobs[SORTED], total)
@@ -115,15 +128,16 @@ def best_order(
     for turn in range(total):
         job = jobs[SORTED, turn]
         loaded += jobs[JOB_LOAD, job]
+        now[ALONE] += jobs[JOB_COMPUTE, job]
         computed = max(loaded, computed) + jobs[JOB_COMPUTE, job]
-    return computed
+    now[ORDER_BOUND] += computed
 
 
 @compiled
-def _job(load_ns: Ints, slots: Ints, piece_ns: Ints, slot: int) -> tuple[int, int]:
+def _job(load_ns: Ints, slots: Ints, least_ns: Ints, slot: int) -> tuple[int, int]:
     """Return (ns to load, ns to compute) of a task at granularity expert."""
     missing = max(0, slots[WIDTH, slot] - slots[ISSUED, slot])
-    return load_ns[missing], piece_ns[slots[PLACE, slot], 0]
+    return load_ns[missing], least_ns[slots[KIND, slot], 0]
 
 
 @compiled

@@ -4,6 +4,9 @@ is urgent.
 
 from __future__ import annotations
 
+from typing import Any
+
+from crisp.policy import anticipation
 from crisp.scheduler.residency import PREDICTED
 from crisp.sim.compiling import compiled
 from crisp.sim.fast.residency import admissible, admit, protect, release
@@ -24,8 +27,11 @@ from crisp.sim.fast.state import (
     LATE,
     LOAD_SLOT,
     LOW,
+    N_ENTRIES,
     PER_LAYER,
     RESIDENT,
+    ROWS,
+    SALIENT,
     SIZE,
     STAGED,
     UNWANTED,
@@ -34,6 +40,8 @@ from crisp.sim.fast.state import (
     WIDTH,
     Ints,
 )
+
+_most_worth: Any = compiled(anticipation.most_worth)
 
 
 @compiled
@@ -57,9 +65,22 @@ def drop_rest(rules: Ints, now: Ints, entries: Ints, parts: Ints, wanted: Ints) 
 
 @compiled
 def fetch(
-    rules: Ints, now: Ints, entries: Ints, parts: Ints, wanted: Ints, custom: Ints | None
+    rules: Ints, now: Ints, entries: Ints, parts: Ints, lists: Ints, custom: Ints | None
 ) -> bool:
-    """Issue the first predicted expert's next missing block, if there is a place for it."""
+    """Issue the next missing block of the first predicted expert that lacks one, or the missing
+    block that is worth most, if there is a place for it.
+    """
+    wanted = lists[rules[ROWS]]
+    if rules[SALIENT]:
+        weights, end = lists[2 * rules[ROWS] + 1], 1 + wanted[0]
+        entry = _most_worth(
+            wanted[1:end], weights[1:end], entries[N_ENTRIES:].reshape(-1), entries[RESIDENT],
+            entries[STAGED], now[AHEAD_ROW] * rules[EXPERTS], rules[BLOCKS],
+        )  # fmt: skip
+        if entry < 0:
+            return False
+        first = entries[RESIDENT, entry] + entries[STAGED, entry]
+        return _issue(rules, now, entries, parts, entry, first, custom)
     for place in range(1, 1 + wanted[0]):
         entry = now[AHEAD_ROW] * rules[EXPERTS] + wanted[place]
         first = entries[RESIDENT, entry] + entries[STAGED, entry]

@@ -86,6 +86,7 @@ def machine_of(
         at.BY_PASS: cache.by_pass,
         at.SUFFIXES: cache.suffixes,
         at.TIMED: policy.order.rule.timed,
+        at.SALIENT: policy.prefetch.rule.salient,
         at.ORDER_DRAWN: policy.order.rule.drawn,
         at.SEED: policy.order.seed,
         at.EXPERTS: spec.n_experts,

@@ -33,7 +33,6 @@ from crisp.sim.fast.state import (
     QUEUE,
     RANK,
     READY,
-    ROWS,
     SEQUENTIAL,
     SLOT_OF,
     STAGING,
@@ -77,7 +76,7 @@ def next_load(
     if now[NEXT] == now[PENDING]:
         if rules[PREFETCH] == NEVER:
             return False
-        if not lookahead.fetch(rules, now, entries, parts, lists[rules[ROWS]], custom):
+        if not lookahead.fetch(rules, now, entries, parts, lists, custom):
             return False
         now[LOAD_SLOT], now[LOAD_BLOCKS] = -1, 1
         now[BLOCKS_LOADED] += 1
@@ -126,7 +125,7 @@ def next_compute(rules: Ints, now: Ints, slots: Ints) -> int:
         return -1
     slots[READY, place], now[LOWEST] = 0, place + 1
     slot: int = slots[SLOT_OF, place]
-    slots[STARTED, slot] = slots[STARTED, slot] + 1 if rules[BY_BLOCK] else slots[WIDTH, slot]
+    slots[STARTED, slot] = min(slots[HAVE, slot], slots[WIDTH, slot])
     return slot
 
 

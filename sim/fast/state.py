@@ -32,6 +32,7 @@ CUSTOM = 99  # of any of these: a plugin's, called by its address, see `crisp.si
     SEQUENTIAL,  # 1: nothing overlaps
     WHOLE,  # 1: unit expert
     VICTIM, ON_USE, ON_ENTRY, ORDER, SEED, PREFETCH,  # by number, as above; the order's seed
+    SALIENT,  # 1: as in `crisp.policy.prefetch.PrefetchRule`
     RECENCY, FREQUENCY,  # which of `entries` a victim rule sees in the place of LAST and COUNT
     DRAWN, CACHE_SEED, BY_PASS, SUFFIXES,  # as in `crisp.policy.cache.CacheRule`
     TIMED, ORDER_DRAWN,  # as in `crisp.policy.order.OrderRule`
@@ -40,7 +41,7 @@ CUSTOM = 99  # of any of these: a plugin's, called by its address, see `crisp.si
     PER_LAYER,  # 1: a row has its own part of the budget
     PART_SIZE,  # entries of a part
     N_RULES,
-) = range(24)  # fmt: skip
+) = range(25)  # fmt: skip
 
 # `custom`: addresses of a plugin's rules, 0 where it has none.
 VICTIM_AT, USE_AT, ENTRY_AT, KEY_AT, PREFETCH_AT, N_CUSTOM = range(6)
@@ -61,12 +62,13 @@ VICTIM_AT, USE_AT, ENTRY_AT, KEY_AT, PREFETCH_AT, N_CUSTOM = range(6)
     TASKS, HITS, PARTIAL, SKIPPED,  # these and what follows are totals
     BLOCKS_LOADED, BLOCKS_LANDED, BLOCKS_COMPUTED,  # blocks
     BYTES_LOADED, USEFUL, LATE, WASTED,  # bytes
-    LAYER_NS, COMPUTE_NS, LINK_NS, LAYER_HIDDEN, COMPUTE_HIDDEN, ORDER_BOUND,
+    LAYER_NS, COMPUTE_NS, LINK_NS, LAYER_HIDDEN, COMPUTE_HIDDEN, ORDER_BOUND, ALONE,
     N_NOW,
-) = range(40)  # fmt: skip
+) = range(41)  # fmt: skip
 
 # `entries` [., entries], `parts` [., parts]: as in `Residency`, `PrefetchQueue` and
-# `RetainingResidency`.
+# `RetainingResidency`. Behind them, one after the other, the sizes of all blocks as in
+# `Anticipation`, if the prefetcher is salient.
 (
     RESIDENT, PROTECTED, LAST, COUNT, MARK, STAMP, STAGED, FETCHED_FROM, FETCHED,
     EXPECTED, RECENT, KEPT, HELD, FIXED,
@@ -79,11 +81,12 @@ CAPACITY, USED, LOCKED, N_PARTS = range(4)
     ENTRY, WIDTH, HAVE, ISSUED, LOW, FROM_STAGING, TRANSIENT, STARTED, ENDED,
     PLACED,  # 1: its missing blocks have a place to go to
     PLACE,  # among the tasks of the batch, or (task, state)s
+    KIND,  # what it is computed like: its row of piece_ns
     RANK,
     SLOT_OF, READY,  # by rank; 1: its next piece may be computed
     QUEUE,  # ranks of the tasks to load for
     N_SLOTS,
-) = range(16)  # fmt: skip
+) = range(17)  # fmt: skip
 
 # `jobs` [., experts x blocks]: scratch of orders.
 KEY, SECOND_KEY, SORTED, JOB_LOAD, JOB_COMPUTE, N_JOBS = range(6)
@@ -99,7 +102,8 @@ class Machine(NamedTuple):
     entries: Ints
     parts: Ints
     lists: Ints  # [rows + 1, 1 + experts] experts of each row's last event, and predicted ones;
-    # how many there are stands first
+    # how many there are stands first. If the prefetcher is salient, as many lists of their weights
+    # follow, and then for each row the weights by rank
     slots: Ints
     jobs: Ints
     custom: Ints | None  # [N_CUSTOM]; None: no rule is a plugin's, and nothing of this is compiled
@@ -121,12 +125,13 @@ class StepBatch(NamedTuple):
     seen: Ints  # [tasks x states]: when it appears first, in its event; by rank if one state
     bare: Ints  # [tasks]: tokens that skip the expert where it has no block
     taken: Ints  # [tasks] widths as they turned out
-    piece_ns: Ints  # [tasks x states, 1 or blocks], by granularity
-    whole_ns: Ints  # [tasks x states]; zeros where no order asks
+    kind_of_task: Ints  # [tasks x states] its row of piece_ns and of least_ns
+    piece_ns: Ints  # [kinds, 1], or of blocks [first, last): [kinds, first x blocks + last - 1]
+    least_ns: Ints  # [kinds, 1 or blocks]: see `crisp.sim.bounds.least_times`
     first_token: Ints  # [steps + 1]
     guess: npt.NDArray[np.int16]  # [tokens, rows, k], for the next row; no tokens if nobody asks
-    first_routed: Ints  # [events + 1]; none of them if no cache retains
-    routed: Ints  # [2, routed]: entries that events are routed to, and their mean weights
+    first_routed: Ints  # [events + 2], of the next batch's first event too; none if nobody weighs
+    routed: Ints  # [3, routed]: entries that events are routed to, their mean and largest weights
 
 
 def machine(
@@ -138,7 +143,12 @@ def machine(
 ) -> Machine:
     """Return a machine on which nothing has happened."""
     experts, blocks = int(rules[EXPERTS]), int(rules[BLOCKS])
-    entries = np.zeros((N_ENTRIES, int(rules[ROWS]) * experts), np.int64)
+    rows, ahead = int(rules[ROWS]), start.anticipation
+    entries = np.zeros((N_ENTRIES + (blocks if ahead else 0), rows * experts), np.int64)
+    lists = np.zeros((3 * (rows + 1) if ahead else rows + 1, 1 + experts), np.int64)
+    if ahead is not None:
+        entries[N_ENTRIES:] = np.reshape(ahead.sizes, (blocks, -1))
+        lists[2 * (rows + 1) : -1, : len(ahead.by_rank[0])] = ahead.by_rank
     entries[RESIDENT], entries[LAST], entries[MARK] = (
         start.resident or 0,
         -1,
@@ -159,7 +169,7 @@ def machine(
         now,
         entries,
         parts,
-        np.zeros((rules[ROWS] + 1, 1 + experts), np.int64),
+        lists,
         np.zeros((N_SLOTS, experts), np.int64),
         np.zeros((N_JOBS, experts * blocks), np.int64),
         custom,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from crisp.errors import InvariantError
+from crisp.policy import anticipation as crisp_anticipation
 from crisp.policy import cache as crisp_cache
 from crisp.policy import eviction as crisp_eviction
 from crisp.policy import order as crisp_order
@@ -35,12 +36,15 @@ from crisp.sim.fast.retention import retain
 from crisp.sim.fast.scheduler import computed, loaded, next_compute, next_load, queue
 from crisp.sim.fast.state import (
     AHEAD_ROW,
+    ALONE,
+    BLOCKS,
     BUSY,
     BY_BLOCK,
     BYTES_LOADED,
     COMPUTE_HIDDEN,
     COMPUTE_NS,
     ENDED,
+    KIND,
     LAYER_HIDDEN,
     LAYER_NS,
     LEFT,
@@ -55,6 +59,7 @@ from crisp.sim.fast.state import (
     ROWS,
     SINCE,
     SIZE,
+    STARTED,
     STATES,
     TIME,
     UNTIL,
@@ -64,13 +69,14 @@ from crisp.sim.fast.state import (
 )
 
 SOURCES = digest(
-    (crisp_cache, crisp_eviction, crisp_order, crisp_residency, crisp_retention, compiling, custom,
-     lookahead, orders, residency, retention, scheduler, starting, state)
+    (crisp_anticipation, crisp_cache, crisp_eviction, crisp_order, crisp_residency,
+     crisp_retention, compiling, custom, lookahead, orders, residency, retention, scheduler,
+     starting, state)
 )  # fmt: skip
 
 
-def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]:
-    def run_batch(machine: Machine, batch: StepBatch, ends: Ints, loaded_by: Ints) -> None:
+def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints], None]:
+    def run_batch(machine: Machine, batch: StepBatch, after: Ints) -> None:
         """Execute a batch."""
         sources  # noqa: B018  (enclosed: see `kept`)
         rules, load_ns, row_of_layer, now, entries, parts, lists, slots, jobs, custom, sizes = (
@@ -78,9 +84,9 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
         )
         (
             kind_of_step, layer_ns, first_task, entry, width, seen, bare, taken,
-            piece_ns, whole_ns, tokens, guess, first_routed, routed,
+            kind_of_task, piece_ns, least_ns, tokens, guess, first_routed, routed,
         ) = batch  # fmt: skip
-        for step in range(len(ends)):
+        for step in range(after.shape[1]):
             for layer in range(len(row_of_layer)):
                 ns, row = layer_ns[layer, kind_of_step[step]], row_of_layer[layer]
                 if ns:
@@ -88,6 +94,7 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
                     now[LAYER_HIDDEN] += hidden
                 now[LAYER_NS] += ns
                 now[ORDER_BOUND] += ns
+                now[ALONE] += ns
                 if row < 0:
                     continue
                 event = step * rules[ROWS] + row
@@ -99,6 +106,8 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
                     )
                 now[ROW], now[SIZE] = row, load_ns[row, -1]
                 access(rules, now, entries, parts, slots, entry, width, row, first, count, custom)
+                for slot in range(count):
+                    slots[KIND, slot] = kind_of_task[slots[PLACE, slot]]
                 retain(
                     rules, now, entries, parts, slots, sizes, first_routed, routed, event, row,
                     count,
@@ -106,14 +115,19 @@ def _enclosing(sources: str) -> Callable[[Machine, StepBatch, Ints, Ints], None]
                 if rules[PREFETCH] != NEVER:
                     look_ahead(
                         rules, now, entries, parts, lists, slots, entry, guess, row, count,
-                        following, first_task[event + 2], tokens[step], tokens[step + 1], custom,
+                        following, first_task[event + 2], tokens[step], tokens[step + 1],
+                        first_routed, routed, event, custom,
                     )  # fmt: skip
-                rank(rules, load_ns[row], now, slots, jobs, whole_ns, count, custom)
-                now[ORDER_BOUND] += best_order(rules, load_ns[row], slots, jobs, piece_ns, count)
+                rank(rules, load_ns[row], now, slots, jobs, piece_ns, count, custom)
+                best_order(rules, load_ns[row], now, slots, jobs, least_ns, count)
                 queue(rules, now, slots, count)
                 while now[LEFT]:
                     _piece(rules, load_ns, now, entries, parts, lists, slots, piece_ns, custom)
-            ends[step], loaded_by[step] = now[TIME], now[BYTES_LOADED]
+            in_flight = now[TIME] - now[SINCE] if now[BUSY] else 0
+            after[0, step], after[1, step] = now[TIME], now[BYTES_LOADED]
+            after[2, step], after[3, step] = now[COMPUTE_NS], now[LAYER_NS]
+            after[4, step] = now[LINK_NS] + in_flight
+            after[5, step] = now[COMPUTE_HIDDEN] + now[LAYER_HIDDEN]
 
     return kept(run_batch, **BARE)
 
@@ -131,7 +145,10 @@ def _piece(
             raise InvariantError("nothing can be loaded and nothing can be computed")
         _arrive(rules, now, slots)
         slot = next_compute(rules, now, slots)
-    ns = piece_ns[slots[PLACE, slot], slots[ENDED, slot] if rules[BY_BLOCK] else 0]
+    column = 0
+    if rules[BY_BLOCK]:
+        column = slots[ENDED, slot] * rules[BLOCKS] + slots[STARTED, slot] - 1
+    ns = piece_ns[slots[KIND, slot], column]
     now[COMPUTE_HIDDEN] += _work(rules, load_ns, now, entries, parts, lists, slots, ns, custom)
     now[COMPUTE_NS] += ns
     computed(now, entries, parts, slots, slot)
@@ -184,5 +201,7 @@ def _arrive(rules: Ints, now: Ints, slots: Ints) -> None:
 
 
 run_batch = _enclosing(SOURCES)
-"""run_batch(machine, batch, ends, loaded_by) executes a batch; of each step: when it ends, in ns,
-and the bytes that were issued until then."""
+"""run_batch(machine, batch, after) executes a batch.
+
+after [6, steps]: when each step ends; the bytes issued until then; how long until then experts and
+layers were computed, the link was busy, and both streams were; in ns from the start of the run."""

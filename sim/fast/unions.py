@@ -126,13 +126,13 @@ def _routed(
 ) -> tuple[Ints, Ints]:
     """Return what `crisp.policy.retention.routed_weights` does, of every event of a batch.
 
-    experts, weights [token rows, MoE layers, k]. Returns (first [events + 1], (entry, mean weight)
-    [2, routed]).
+    experts, weights [token rows, MoE layers, k]. Returns (first [events + 1], (entry, mean weight,
+    largest) [3, routed]).
     """
     rows, layers, k = experts.shape
     steps = len(first_token) - 1
     first = np.zeros(steps * layers + 1, np.int64)
-    routed = np.zeros((2, rows * layers * k), np.int64)
+    routed = np.zeros((3, rows * layers * k), np.int64)
     place_of = np.full(n_experts, -1, np.int64)
     found = 0
     for step in range(steps):
@@ -149,14 +149,43 @@ def _routed(
                         place = place_of[expert] = found
                         routed[0, place] = layer * n_experts + expert
                         found += 1
-                    routed[1, place] += weights[row, layer, rank]
+                    weight = weights[row, layer, rank]
+                    routed[1, place] += weight
+                    routed[2, place] = max(routed[2, place], weight)
             for place in range(begin, found):
                 routed[1, place] //= tokens
             first[step * layers + layer + 1] = found
     return first, routed[:, :found].copy()
 
 
+def _distinct(rows: Ints) -> tuple[Ints, Ints]:
+    """Return (the kind of each row, a row of each kind): equal rows are of one kind.
+
+    By a hash table: there are few kinds of many rows, which to sort would take ten times as long.
+    """
+    size = 2
+    while size < 2 * len(rows):
+        size *= 2
+    table = np.full(size, -1, np.int64)  # kinds
+    kind_of_row = np.empty(len(rows), np.int64)
+    row_of_kind = np.empty(len(rows), np.int64)
+    kinds = 0
+    for row in range(len(rows)):
+        key = 0
+        for value in rows[row]:
+            key = (key ^ value) * 0x9E3779B97F4A7C5
+        place = (key ^ (key >> 32)) & (size - 1)
+        while table[place] >= 0 and (rows[row_of_kind[table[place]]] != rows[row]).any():
+            place = (place + 1) & (size - 1)
+        if table[place] < 0:
+            table[place], row_of_kind[kinds] = kinds, row
+            kinds += 1
+        kind_of_row[row] = table[place]
+    return kind_of_row, row_of_kind[:kinds].copy()
+
+
 union: Callable[..., tuple[Ints, Ints, Ints, Ints]] = kept(_union)
+distinct: Callable[[Ints], tuple[Ints, Ints]] = kept(_distinct)
 routed: Callable[..., tuple[Ints, Ints]] = kept(_routed)
 SOURCES = digest([contribution])
 union_on = _enclosing(SOURCES)

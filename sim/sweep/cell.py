@@ -14,13 +14,14 @@ from crisp.errors import CrispError, unknown_name
 from crisp.extensions import find_name
 from crisp.policy import Budget, policy_name
 from crisp.policy.cache import SCOPES, UNITS
-from crisp.policy.policy import read_cache, read_order
+from crisp.policy.magnitude import MAGNITUDES
+from crisp.policy.policy import ALIASES, read_cache, read_order
 from crisp.policy.prefetch import PREFETCHERS
 from crisp.policy.rescaling import RESCALES
 from crisp.policy.routing.rules import ROUTINGS
 from crisp.policy.spelling import build
 from crisp.policy.widths.names import WIDTHS
-from crisp.profile.loss_curve import parse_loss
+from crisp.profile.loss_curve import POLICY, parse_loss
 from crisp.profile.metadata import Metadata
 from crisp.run.case import GRANULARITIES, Conditions
 from crisp.run.inputs import cached_inputs
@@ -69,6 +70,27 @@ def check_values(sweep: Sweep) -> None:
             if axis.key in KEYS:
                 for spellings in _spellings(axis, grid):
                     _check_spellings(axis, spellings)
+
+
+def check_losses(sweep: Sweep) -> list[str]:
+    """Return a line for each grid some of whose policies do not look at its loss.
+
+    Raises CrispError, with file and key, for a loss that none of a grid's policies looks at.
+    """
+    lines = []
+    for grid in sweep.grids:
+        axes = {axis.key: axis for axis in grid.axes}
+        if "loss" not in axes or "policy" not in axes:
+            continue
+        loss, policy = axes["loss"], axes["policy"]
+        names = {text for spellings in _spellings(policy, grid) for text in spellings}
+        others = sorted(name for name in names if ALIASES.get(name, name) != POLICY)
+        if len(others) == len(names):
+            raise CrispError(f"{loss.where}: is for policy {POLICY}, which {policy.where} does not "
+                             "name")  # fmt: skip
+        if others:
+            lines.append(f"{loss.where}: for policy {POLICY} alone, not for {', '.join(others)}")
+    return lines
 
 
 def _spellings(axis: Axis, grid: SweepGrid) -> list[list[str]]:
@@ -146,6 +168,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "unit": _one_of(UNITS, "unit"),
     "prefetch": lambda text: find_name(PREFETCHERS, text, "prefetch"),
     "rescale": _one_of(RESCALES, "rescale"),
+    "magnitude": _one_of(MAGNITUDES, "magnitude"),
     "routing": lambda text: build(text, ROUTINGS, "routing"),
     "budget": Budget.parse,
     "loss": parse_loss,

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from crisp.errors import CrispError, InvariantError
 from crisp.files import atomic, check_readable
 from crisp.run.result import Run
-from crisp.run.schema import COUNTS, NUMBERS
+from crisp.run.schema import COUNTS, NAMED_BY_PHASE, NUMBERS
 
 Scalar = str | int | float | bool | None
 Row = dict[str, Scalar]
@@ -26,6 +26,7 @@ Sequences = dict[str, list[int]]  # sequence, tokens, bytes, ns: of each sequenc
 
 MARK = b"crisp.sweep"  # the key in a file's metadata
 _AT_ONCE = 4096  # rows
+_NUMBERS = (*COUNTS, *NUMBERS, *NAMED_BY_PHASE)
 _MOST = 1 << 63  # of a column's whole numbers
 _TYPES = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 SEQUENCES = pa.schema(
@@ -88,7 +89,7 @@ def is_record(record: Any) -> bool:
         return False
     if row["refused"] is None and not isinstance(row.get("engine"), str):
         return False
-    if any(type(row.get(name)) not in (int, float, type(None)) for name in (*COUNTS, *NUMBERS)):
+    if any(type(row.get(name)) not in (int, float, type(None)) for name in _NUMBERS):
         return False
     return sequences is None or _are_sequences(sequences)
 

@@ -89,6 +89,7 @@ def check_sweep(sweep: Sweep) -> list[tuple[str, str | None]]:
     """
     cells.forget_files()
     cells.check_values(sweep)
+    cells.check_losses(sweep)
     return [
         (axis.where, cells.files_of({axis.key: text}).get(axis.key))
         for grid in sweep.grids
@@ -108,7 +109,8 @@ def run_sweep(sweep: Sweep, options: SweepOptions, reporter: SweepReporter | Non
         results.check_results(Path(options.out))  # else it would be said after the work
     if Path(options.beside).exists():
         results.check_sequences(Path(options.beside))
-    reporter.say(f"{sweep.name}: {format_count(sweep.count, 'cell')}")
+    for line in (f"{sweep.name}: {format_count(sweep.count, 'cell')}", *cells.check_losses(sweep)):
+        reporter.say(line)
     some = sample(sweep)
     if sweep.count > MANY and not options.yes:
         announce_compiling(options, reporter)

@@ -26,7 +26,9 @@ BEFORE = (
     "trace", "profile", "metadata", "layers", "model", "bits", "block", "top_k", "hardware",
     "phase", "batch", "chunk", "limit", "granularity", "seed", "loss",
 )  # fmt: skip
-PARTS = ("width", "order", "cache", "scope", "unit", "prefetch", "rescale", "routing")
+PARTS = (
+    "width", "order", "cache", "scope", "unit", "prefetch", "rescale", "routing", "magnitude",
+)  # fmt: skip
 KEYS = (*BEFORE, "policy", *PARTS, "budget")
 NEEDED = ("trace", "policy", "budget")
 

@@ -15,8 +15,8 @@ from crisp.sim.parallel import cores, side_by_side
 from crisp.sim.tuning.losses import Loss, Losses, front, same_budget
 
 METRICS = {
-    "bytes": "bytes_per_token",
-    "energy": "energy_j_per_token",
+    "bytes": "decode_bytes_per_token",
+    "energy": "decode_energy_j_per_token",
     "time": "ms_per_token_mean",
 }
 # Tried for widths that do not look at what is resident: their loss is the same with all of them.
@@ -67,9 +67,9 @@ class Tuning:
         return [policy for policy in self.front if policy.loss.loss <= most][-1]
 
 
-def cost_of(policy: TunedPolicy, minimise: str) -> float:
-    """Return what a token takes, in the unit of the metric; minimise: a key of METRICS."""
-    return policy.run.metrics[METRICS[minimise]] or 0.0
+def cost_of(run: Run, minimise: str) -> float:
+    """Return what a decoded token takes, in the unit of the metric; minimise: a key of METRICS."""
+    return run.metrics[METRICS[minimise]] or 0.0
 
 
 def find_candidates(
@@ -98,7 +98,7 @@ def find_candidates(
             for order in orders:
                 policy = named(
                     loss.policy, width=loss.width, order=order, cache=cache, scope=loss.scope,
-                    unit=unit, rescale=loss.rescale, prefetch="none",
+                    unit=unit, rescale=loss.rescale, magnitude=loss.magnitude, prefetch="none",
                 )  # fmt: skip
                 tried.append(Candidate(loss, plan_run(setup, policy, parsed, AUTO)))
     return Candidates(file, losses, budget, minimise, tried, other_budget, refused)
@@ -125,7 +125,7 @@ def tune(candidates: Candidates, finished: Callable[[], None] = lambda: None) ->
             refused.append(f"{candidate.loss.width}: {result}")
 
     def cost(policy: TunedPolicy) -> float:
-        return cost_of(policy, minimise)
+        return cost_of(policy.run, minimise)
 
     full = [policy for policy in policies if policy.loss.width == "full"]
     if not full:
@@ -139,7 +139,9 @@ def tune(candidates: Candidates, finished: Callable[[], None] = lambda: None) ->
 
 def _conditions(loss: Loss) -> tuple[object, ...]:
     """Return what two measurements share that need be tried once."""
-    return loss.width, loss.cache, loss.scope, loss.unit, loss.budget, loss.rescale
+    return (
+        loss.width, loss.cache, loss.scope, loss.unit, loss.budget, loss.rescale, loss.magnitude,
+    )  # fmt: skip
 
 
 def _looks_at_residents(setup: Setup, loss: Loss) -> bool:

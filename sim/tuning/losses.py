@@ -31,6 +31,7 @@ class Loss:
     loss: float  # increase of perplexity over the full model's: 0.02 is 2 %
     interval: tuple[float, float] | None
     rescale: str = "none"
+    magnitude: str = "none"
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,12 @@ def _loss(result: dict[str, Any], where: str) -> Loss:
         loss=loss,
         interval=interval,
         rescale=str(policy.get("rescale", "none")),
+        magnitude=str(policy.get("magnitude", "none")),
     )
     try:
         named(
             row.policy, width=row.width, cache=row.cache, scope=row.scope, unit=row.unit,
-            rescale=row.rescale, prefetch="none",
+            rescale=row.rescale, magnitude=row.magnitude, prefetch="none",
         )  # fmt: skip
         if row.budget is not None:
             Budget.parse(row.budget)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from crisp.errors import CrispError
 from crisp.policy import Budget
@@ -13,7 +14,7 @@ from crisp.run.result import Run
 from crisp.run.setup import Setup
 from crisp.sim.experiment import AUTO, PlannedRun, plan_run, run_planned
 from crisp.sim.parallel import cores, side_by_side
-from crisp.sim.tuning.candidates import METRICS
+from crisp.sim.tuning.candidates import cost_of
 
 # What loses nothing, and what keeps the loss; each by its own unit.
 _POLICIES = (("lru", "expert"), ("lru", "block"), (POLICY, "block"))
@@ -51,10 +52,7 @@ def tune_promised(
             runs[place] = run
             finished()
 
-    def cost(run: Run) -> float:
-        return run.metrics[METRICS[minimise]] or 0.0
-
-    result = []
+    cost, result = partial(cost_of, minimise=minimise), []
     for budget in budgets:
         own = [runs[place] for place, plan in enumerate(planned) if plan.budget == budget]
         full = [run for run in own if run.settings["policy"]["name"] != POLICY]

@@ -23,6 +23,7 @@ class FakeDevice:
     """
 
     name = "fake"
+    host_memory = True
 
     def __init__(self, slots: int, seed: int = 0, slowest: float = 2e-4) -> None:
         self.labels: list[Label | None] = [None] * slots
@@ -59,6 +60,9 @@ class FakeDevice:
         self._drain(self._queues[1])
         self.summed.append([work.expert for work in batches])
         return lambda: [(work.expert, work.sums) for work in batches]
+
+    def wait(self, condition: threading.Event, seconds: float) -> bool:
+        return condition.wait(seconds)
 
     def check(self) -> None:
         assert all(thread.is_alive() for thread in self._threads)

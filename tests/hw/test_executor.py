@@ -22,7 +22,8 @@ from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
 from crisp.run.driver import replay_timeline
 from crisp.run.sinks import FullTimeline
-from crisp.run.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, Recorder
+from crisp.run.timeline import COMPUTE, EVENT, LOAD, Recorder
+from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.tasks import Task
 from crisp.scheduler.workload import Event, union
 from crisp.sim.hardware import hardware_profile
@@ -30,6 +31,7 @@ from crisp.sim.simulate import simulate
 from crisp.trace import Header, RoutingTrace
 from crisp.trace.fitting import fit_to_trace
 from tests.hw.fakes import FakeDevice
+from tests.hw.timelines import computed, of_kind
 
 LAYERS, EXPERTS, K = 3, 8, 2
 SPEC = ModelSpec.named("mixtral-8x7b").first_layers(LAYERS)
@@ -81,7 +83,7 @@ def execute(
     asked: of which events outputs are.
     """
     scheduler, workload, everything = one.scheduler(None), one.workload(), FullTimeline()
-    recorder = Recorder([everything], one.conditions.by_block)
+    recorder = Recorder([everything])
     needed = slots_needed(one.spec, one.capacity(), scheduler.ahead is not None)
     slots, states, outputs = Slots(one.spec, needed), [], []
     with closing(FakeDevice(needed, device_seed)) as device:
@@ -129,10 +131,6 @@ def simulated(one: Case) -> tuple[Any, list[list[int]]]:
     return everything.rows, states
 
 
-def of_kind(rows: Any, kind: int) -> list[list[int]]:
-    return rows[rows[:, KIND] == kind][:, [EVENT, LAYER_ID, EXPERT, FIRST, BLOCKS]].tolist()
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_the_same_decisions_as_in_simulation(seed: int) -> None:
     """Whatever times the streams take: loads and their order, and residency after every event."""
@@ -140,8 +138,21 @@ def test_the_same_decisions_as_in_simulation(seed: int) -> None:
     rows, states, _, _ = execute(one, seed)
     expected_rows, expected_states = simulated(one)
     assert of_kind(rows, LOAD) == of_kind(expected_rows, LOAD)
-    assert sorted(of_kind(rows, COMPUTE)) == sorted(of_kind(expected_rows, COMPUTE))
+    assert computed(rows) == computed(expected_rows)
     assert states == expected_states
+
+
+@pytest.mark.parametrize("granularity", ["expert", "block"])
+def test_a_resident_task_is_one_piece(granularity: str) -> None:
+    """All experts are there from the start: as many computations as tasks, each of all blocks."""
+    one = replace(
+        case(3), policy=named("fo", cache="static"), budget=Budget.parse("100%"),
+        conditions=Conditions(granularity=granularity),
+    )  # fmt: skip
+    for rows in (execute(one, 3)[0], simulated(one)[0]):
+        pieces = [[*piece[2:]] for piece in of_kind(rows, COMPUTE)]
+        assert len(pieces) == len(one.trace.experts) * LAYERS * K
+        assert {(first, blocks) for _, first, blocks in pieces} == {(0, SPEC.n_blocks)}
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -168,7 +179,36 @@ def test_a_prefetching_run_can_be_lived_through_again(seed: int) -> None:
     one = case(seed)
     policy = named("mo", unit=draw.choice(["expert", "block"]),
                    prefetch=draw.choice(["guess", "previous"]))  # fmt: skip
-    one = Case(one.trace, one.spec, policy, one.budget, one.profile, one.conditions, "x")
+    relive(replace(one, policy=policy), seed)
+
+
+@pytest.mark.parametrize("prefetch", ["saliency(guess)", "saliency(previous)"])
+@pytest.mark.parametrize("seed", range(8))
+def test_what_saliency_prefetches_can_be_lived_through_again(seed: int, prefetch: str) -> None:
+    """With contributions that fall within an expert, and with weights."""
+    one, draw = case(seed), np.random.default_rng(seed)
+    weights = -np.sort(-draw.random(one.trace.experts.shape), axis=2)
+    sizes = -np.sort(-draw.random((LAYERS, EXPERTS, one.spec.n_blocks)), axis=2)
+    told = replace(
+        one.profile,
+        router_weights=draw.random((LAYERS, EXPERTS, 32)).astype(np.float16),
+        contributions=sizes.astype(np.float32),
+        sensitivities=np.ones(LAYERS, np.float32),
+    )
+    one = replace(
+        one,
+        policy=named("saliency", rescale="none", prefetch=prefetch),
+        budget=Budget.parse("20%"),
+        profile=told,
+        trace=replace(one.trace, weights=weights.astype(np.float16)),
+    )
+    ahead = relive(one, seed).ahead
+    assert ahead is not None
+    assert ahead.useful_bytes + ahead.late_bytes + ahead.wasted_bytes > 0
+
+
+def relive(one: Case, seed: int) -> EventScheduler:
+    """Run a case, and check that its timeline leads a fresh scheduler to the same decisions."""
     rows, states, _, device = execute(one, seed)
     scheduler, workload = one.scheduler(None), one.workload()
 
@@ -195,6 +235,7 @@ def test_a_prefetching_run_can_be_lived_through_again(seed: int) -> None:
     assert loads[: len(copies)] == copies[: len(loads)]
     assert again == states
     assert scheduler.blocks_loaded == sum(len(c.slots) for c in device.copies)
+    return scheduler
 
 
 def test_every_task_computes_its_blocks_once_and_in_order() -> None:
@@ -221,9 +262,7 @@ def test_a_prefetch_that_fails_between_two_events_is_told_by_the_next(fails: int
     told: list[BaseException] = []
 
     def run(device: FakeDevice) -> None:
-        executor = Executor(
-            one.spec, scheduler, device, Slots(one.spec, needed), Recorder([], False)
-        )
+        executor = Executor(one.spec, scheduler, device, Slots(one.spec, needed), Recorder([]))
         try:
             for event in workload.events(one.steps()):
                 tasks = workload.tasks(event, executor.residents)
@@ -254,9 +293,7 @@ def test_a_failing_copy_ends_the_run_and_nothing_hangs() -> None:
     needed = slots_needed(one.spec, one.capacity(), True)
     with closing(FakeDevice(needed)) as device:
         device.fail_at = 2
-        executor = Executor(
-            one.spec, scheduler, device, Slots(one.spec, needed), Recorder([], False)
-        )
+        executor = Executor(one.spec, scheduler, device, Slots(one.spec, needed), Recorder([]))
         with pytest.raises(OSError, match="the disk is gone"):
             for event in workload.events(one.steps()):
                 tasks = workload.tasks(event, executor.residents)

@@ -46,8 +46,8 @@ Saliency. This cache has no victims: an event's start decides what stays. Every 
     What goes is out of the budget at once; blocks that a task asks for count in the staging buffer
     until computed. A load keeps what is to be kept. A prefetch takes free blocks alone.
 Computations. One at a time. Granularity expert: one a task, when its whole width is there; block:
-    one a block, any that is there, earliest task first, then lowest block. A transient block is
-    free again when it (granularity expert: its task) has been computed.
+    all blocks of a task at once that are there and not yet computed, of the earliest task that has
+    any. A transient block is free again when the computation that took it has ended.
 Sequential. A task is loaded, then computed, then the next one; nothing overlaps.
 Prefetch. When an event starts, the tasks of the next MoE layer's event are predicted (last layer:
     of the first MoE layer of the next step). previous: the tasks of that layer's last event.
@@ -60,6 +60,11 @@ Prefetch. When an event starts, the tasks of the next MoE layer's event are pred
     transient (freed when computed), and so is what the task still has to load; others are freed at
     once. A block in flight is not there yet; if asked, the task loads only what follows it; if not,
     a staged one is dropped when it lands and a kept one stays.
+    saliency(previous), saliency(guess), saliency(perfect): experts with a weight each. previous,
+    perfect: all that the event's rows are routed to, at width 0 too, and the largest weight a row
+    gives; guess: the largest weight of a rank at which a row guesses the expert. Instead of the
+    first expert's, the link takes the next missing block of largest weight x relative size, ties
+    the lowest expert, and none below 2^48.
 Page cache. If the disk is read through one, it holds the last blocks that were read, by bytes. A
     request, when it is put on the link, goes through its blocks: one that is there becomes the most
     recent; another one does as well, and the least recent go; one that is larger than all never
@@ -183,6 +188,8 @@ def simulate(
     worth: dict[Key, list[int]] | None = None,
     page_cache: int | None = None,
     cached_ns: Callable[[int], int] | None = None,
+    relative: dict[Key, list[int]] | None = None,
+    by_rank: dict[int, list[int]] | None = None,
 ) -> dict[str, Any]:
     """Run a trace whose rows are sorted by (sequence, position).
 
@@ -193,7 +200,9 @@ def simulate(
     lots: for cache random; warmth: of every entry, for tier-aware. sizes: of a block in each MoE
     layer; load_ns is then of a size instead of blocks. For saliency: weights [rows][layers][k],
     expected weight of every entry, worth (size) of each of its blocks. page_cache: its size, of a
-    disk that is read through one; cached_ns is then one request for a size that it holds.
+    disk that is read through one; cached_ns is then one request for a size that it holds. For
+    prefetching by saliency: weights; the relative size of each block; weights by rank in every MoE
+    layer.
 
     Returns counts: total_ns, events, tasks, hits, partial, skipped (experts of an event that no row
     asks for with a width > 0), skipped_entries ((row, expert) of width 0), blocks_loaded (when
@@ -207,7 +216,8 @@ def simulate(
              when it ended ({(layer, expert): blocks that landed}), the prefetch in_flight then.
     """
     assert cache in ("none", "static", "saliency") or cache in KEYS
-    assert prefetch in ("none", "previous", "guess", "perfect")
+    salient, source = "saliency" in prefetch, prefetch.removeprefix("saliency(").removesuffix(")")
+    assert source in ("none", "previous", "guess", "perfect")
     assert unit in ("expert", "block") and granularity in ("expert", "block")
     assert prefetch == "none" or order != "sequential"
     chosen, asked = np.asarray(experts).tolist(), np.asarray(widths).tolist()
@@ -246,6 +256,8 @@ def simulate(
     event_keys: set[Key] = set()  # protected: the running event's experts
     predicted_keys: set[Key] = set()  # protected: until their event starts
     predicted: list[Key] = []
+    hoped: dict[Key, int] = {}  # saliency: the predicted experts' weights
+    last_rows: dict[int, list[int]] = {}  # per layer: rows of its most recent event
     last_tasks: dict[int, list[Key]] = {}  # per layer: tasks of its most recent event
 
     counts = {"events": 0, "tasks": 0, "hits": 0, "partial": 0, "skipped": 0, "skipped_entries": 0}
@@ -367,7 +379,7 @@ def simulate(
     # ------------------------------------------------------------ an event starts
 
     def start_event(step: int, layer: int) -> None:
-        nonlocal tasks, running, staged, predicted, prefetch_used
+        nonlocal tasks, running, staged, predicted, prefetch_used, hoped
         number = counts["events"]
         counts["events"] += 1
         found: dict[int, list[int]] = {}  # expert: widths of the rows that compute it
@@ -432,7 +444,9 @@ def simulate(
         if cache == "saliency":
             retain(step, layer)
         last_tasks[layer] = [task["key"] for task in tasks]
-        predicted = predict(step, layer)
+        last_rows[layer] = plan[step]
+        hoped = hope(step, layer) if salient else {}
+        predicted = list(hoped) if salient else predict(step, layer)
         predicted_keys.update(predicted)
         appearance = tasks
         if order == "random":
@@ -472,6 +486,26 @@ def simulate(
             flat = [e for row in plan[step] for e in guessed[row][after[0]] if e >= 0]
             return [(after[0], expert) for expert in dict.fromkeys(flat)]
         return []
+
+    def hope(step: int, layer: int) -> dict[Key, int]:
+        """saliency: experts of the next event, and what they will weigh."""
+        assert weights is not None and by_rank is not None
+        after = [other for other in moe if other > layer]
+        at = after[0] if after else moe[0]
+        seen: list[tuple[int, int]] = []
+        if source == "guess" and after:
+            assert guessed is not None
+            for row in plan[step]:
+                seen += zip(guessed[row][at], by_rank[at], strict=True)
+        if source == "previous":
+            for row in last_rows.get(at, []):
+                seen += zip(chosen[row][at], weights[row][at], strict=True)
+        then = step if after else step + 1
+        if source == "perfect" and then < len(plan):
+            for row in plan[then]:
+                seen += zip(chosen[row][at], weights[row][at], strict=True)
+        experts = {expert for expert, _ in seen if expert >= 0}
+        return {(at, e): max(weight for own, weight in seen if own == e) for e in experts}
 
     # ------------------------------------------------------------ choices
 
@@ -537,9 +571,22 @@ def simulate(
 
     def choose_prefetch() -> None:
         nonlocal prefetch_used
-        for key in predicted:
+
+        def first_missing(key: Key) -> int:
+            return budget[pool_of[key[0]]].get(key, 0) + staged.get(key, 0)
+
+        candidates = predicted
+        if salient:
+            assert relative is not None
+            worths = [
+                (-hoped[key] * relative[key][first_missing(key)], key)
+                for key in predicted
+                if first_missing(key) < n_blocks
+            ]
+            candidates = [key for worth, key in sorted(worths) if -worth >= 2**48][:1]
+        for key in candidates:
             pool = pool_of[key[0]]
-            first = budget[pool].get(key, 0) + staged.get(key, 0)
+            first = first_missing(key)
             if first == n_blocks:
                 continue
             victims = []
@@ -580,9 +627,9 @@ def simulate(
                 continue
             ready = task["arrived"] == task["width"]
             if granularity == "block":
-                last = first + 1
+                last = task["arrived"]
                 if order != "sequential":
-                    ready = first < task["arrived"]
+                    ready = first < last
             if ready:
                 end = now + compute_ns(first, last, task["row_widths"])
                 on_compute = {"kind": "task", "task": task, "first": first, "last": last}

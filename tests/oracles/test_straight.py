@@ -129,7 +129,7 @@ def test_worked_example(variant: tuple[str, str, str, str]) -> None:
         widths=np.array(toy["widths"]),
         load_ns=lambda blocks: load["request"] + blocks * load["block"],
         compute_ns=lambda first, last, row_widths: (
-            (first == 0) * compute["launch"] + (last - first) * compute["block"]
+            compute["launch"] + (last - first) * compute["block"]
         ),
         layer_ns=lambda layer, rows: toy["layer_ns"],
         order=order,

@@ -23,7 +23,7 @@ def test_the_page(
     monkeypatch.chdir(tmp_path)
     printed = check_console((ROOT / "docs" / "device.md").read_text(encoding="utf-8"), capsys)
     assert len(printed) == 10
-    for what in ("load order", "computed pieces", "resident blocks after each event"):
+    for what in ("load order", "computed blocks", "resident blocks after each event"):
         assert f"{what}: identical" in printed[6]  # of the replay
         assert f"{what}: identical" in printed[9]  # of the text that was written
     assert json.loads(Path("both.json").read_text(encoding="utf-8"))

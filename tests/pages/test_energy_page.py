@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,10 +41,16 @@ class MadeUp:
         return Probe(self.name)
 
     def start(self) -> None:
-        pass
+        self._times = [time.monotonic_ns()]
+
+    def sample(self) -> None:
+        """Where a prompt ends: 7 J have been drawn by then."""
+        self._times.append(time.monotonic_ns())
 
     def stop(self) -> Reading:
-        return next(self._readings)
+        made = next(self._readings)
+        *prompt, end = zip((*self._times, time.monotonic_ns()), (0.0, 7.0, 0.0), strict=False)
+        return replace(made, curve=(*prompt, (end[0], made.joules or 0.0)))
 
 
 @pytest.mark.slow
@@ -58,5 +66,5 @@ def test_the_page(
     assert len(check_console(page, capsys)) == 4
     assert json.loads(Path("sleep.json").read_text(encoding="utf-8"))["reached"] is True
     for run in json.loads(Path("replayed.json").read_text(encoding="utf-8")):
-        repeats = run["provenance"]["energy"]["repeats"]
+        repeats = run["provenance"]["repeats"]
         assert (repeats["runs"], repeats["reached"]) == (4, True)

@@ -13,6 +13,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from benchmarks.policies.page import CONTENT, LEAST, MOST, PAGE, best, gains, render, wins
+from benchmarks.policies.prefetching import BOUND, MACHINES, PREFETCHERS
+from benchmarks.policies.prefetching_page import prefetching_cells
 from benchmarks.policies.reading import Reading, behind, over
 from benchmarks.policies.sections import kept
 from crisp.model.spec import ModelSpec
@@ -62,6 +64,16 @@ def test_parts_of_the_gain_add_up(content: dict[str, Any]) -> None:
     assert any(shares)
     for found in filter(None, shares):
         assert sum(share for _, share in found) == pytest.approx(1)
+
+
+def test_every_prefetcher_was_simulated_in_every_cell(content: dict[str, Any]) -> None:
+    """And whoever knows what comes brings nothing in vain that is worth loading."""
+    cells = prefetching_cells(content["models"])
+    assert len(cells) == len(MACHINES) * 2 * 4
+    for cell in cells.values():
+        assert tuple(cell) == PREFETCHERS
+        assert cell[BOUND]["prefetch_wasted_bytes"] == 0
+        assert len({row["tokens"] for row in cell.values()}) == 1
 
 
 def test_promises_are_counted(content: dict[str, Any]) -> None:

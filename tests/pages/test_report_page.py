@@ -31,9 +31,9 @@ LOOK = Path(__file__).with_suffix(".js")
 
 def at(policy: str, budget: str, speed: float, engine: str = "simpy", **settings: Any) -> Run:
     own = {"policy": whole().settings["policy"] | {"name": policy}, "budget": {"asked": budget}}
-    metrics: dict[str, float] = {"tokens_per_second": speed, "bytes_per_token": 1e9 / speed}
+    metrics: dict[str, float] = {"tokens_per_second": speed, "decode_bytes_per_token": 1e9 / speed}
     if engine == "simpy":
-        metrics |= {"energy_j_per_token": 9 / speed, "io_bound_ms_per_token": 900 / speed}
+        metrics |= {"decode_energy_j_per_token": 9 / speed, "io_bound_ms_per_token": 900 / speed}
     return whole(own | {"engine": engine} | settings, **metrics)
 
 
@@ -102,8 +102,11 @@ def test_ten_thousand_runs_open(tmp_path: Path) -> None:
         | {"budget.asked": budgets, "seed": [str(row // 50) for row in range(n)]}
         | {"policy.width": [f"uniform(.{row // 5 % 10})" for row in range(n)]},
         {name: values * n for name, values in one.metrics.items()}
-        | {"tokens_per_second": [1.0 + row for row in range(n)], "energy_j_per_token": [None] * n},
-        {"energy_j_per_token": ["no meter"] * n},
+        | {
+            "tokens_per_second": [1.0 + row for row in range(n)],
+            "decode_energy_j_per_token": [None] * n,
+        },
+        {"decode_energy_j_per_token": ["no meter"] * n},
     )
     look = """
     const lines = document.querySelectorAll("#figures figure:first-child path.line").length;

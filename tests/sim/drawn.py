@@ -15,10 +15,15 @@ from tests.sim.toys import Costs, Toy
 ORDERS = ("fifo", "widest", "narrowest", "resident-first", "johnson", "random")
 CACHES = ("none", "static", "saliency", *KEYS)
 PREFETCHES = ("none", "previous", "guess", "perfect")
+SALIENT = ("saliency(previous)", "saliency(guess)", "saliency(perfect)")
 
 
 @st.composite
-def toys(draw: st.DrawFn, caches: Sequence[str] = CACHES) -> Toy:
+def toys(
+    draw: st.DrawFn,
+    caches: Sequence[str] = CACHES,
+    prefetches: Sequence[str] = (*PREFETCHES, *SALIENT),
+) -> Toy:
     n_experts = draw(st.integers(1, 6))
     k = draw(st.integers(1, min(3, n_experts)))
     layers, rows = draw(st.integers(1, 3)), draw(st.integers(1, 8))
@@ -60,7 +65,7 @@ def toys(draw: st.DrawFn, caches: Sequence[str] = CACHES) -> Toy:
         unit="block" if Cache(cache, unit="block").rule.needs_blocks
         else draw(st.sampled_from(["expert", "block"])),
         granularity=draw(st.sampled_from(["expert", "block"])),
-        prefetch="none" if sequential else draw(st.sampled_from(PREFETCHES)),
+        prefetch="none" if sequential else draw(st.sampled_from(prefetches)),
         batch=draw(st.integers(1, 3)), chunk=draw(st.integers(1, 4)),
         costs=costs, tabled=draw(st.booleans()),
         pages=draw(st.none() | st.tuples(*[st.integers(1, 5)] * 3)),

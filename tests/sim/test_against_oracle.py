@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crisp.model.spec import PAGE
-from tests.sim.drawn import toys
+from tests.sim.drawn import SALIENT, toys
 from tests.sim.toys import Toy
 
 SAME = ("total_ns", "tasks", "hits", "partial", "blocks_loaded", "size_loaded",
@@ -42,4 +42,11 @@ def test_every_activity_agrees_behind_a_page_cache(toy: Toy, pages: int) -> None
 @settings(max_examples=300)
 @given(toys(["saliency"]))
 def test_every_activity_agrees_where_saliency_decides(toy: Toy) -> None:
+    check(toy)
+
+
+@pytest.mark.seconds
+@settings(max_examples=300)
+@given(toys(prefetches=SALIENT))
+def test_every_activity_agrees_where_saliency_prefetches(toy: Toy) -> None:
     check(toy)

@@ -61,7 +61,10 @@ def test_rows_and_counts_are_those_of_the_replay_in_python(data: st.DataObject) 
             experts[rng.random(rows) < 0.2, -1] = -1
             given_widths = rng.integers(0, 16 if depends else 5, experts.shape)
             asked = np.where(experts < 0, 0, given_widths + rng.integers(0, 4, experts.shape) / 4)
-            found = [one.rows(layer, experts, asked.astype(np.float16), widths) for one in both]
+            asked, more = asked.astype(np.float16), None
+            if draw(st.booleans()):
+                more = np.ldexp(np.float16(1), rng.integers(-1, 2, experts.shape))
+            found = [one.rows(layer, experts, asked, widths, more) for one in both]
             assert found[0].tolist() == found[1].tolist()
             assert found[0].dtype == found[1].dtype
             assert both[0].counts == both[1].counts

@@ -28,11 +28,11 @@ from crisp.sim.fast_simulate import fast_simulate
 from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from crisp.sim.streams import SimulatedStreams
-from crisp.trace import RoutingTrace
+from crisp.trace import PREFILL, RoutingTrace
 from crisp.trace.bundled import bundled_traces
 from crisp.trace.fitting import fit_to_trace
 from tests.oracles.straight import KEYS
-from tests.sim.drawn import toys
+from tests.sim.drawn import SALIENT, toys
 from tests.sim.toys import Costs, GivenWidths, Toy
 
 TOTALS = [field.name for field in fields(RunTotals)]
@@ -55,6 +55,7 @@ def told(scheduler: Any, sums: RunTotals, log: StepLog, **more: Any) -> dict[str
         "ahead": ahead and (ahead.useful_bytes, ahead.late_bytes, ahead.wasted_bytes),
         **{name: getattr(sums, name) for name in TOTALS},
         "steps": [column.tolist() for column in log.columns()],
+        "prompts": sums.prompt_times(log.columns()[2] == PREFILL),
         "by step": [getattr(steps, field.name).tolist() for field in fields(StepTimes)],
         **more,
     }
@@ -62,9 +63,9 @@ def told(scheduler: Any, sums: RunTotals, log: StepLog, **more: Any) -> dict[str
 
 def by_simpy(toy: Toy) -> dict[str, Any]:
     trace, scheduler, log = toy.trace(), toy.scheduler(), StepLog()
-    workload = Workload(trace, widths(toy), guess=toy.prefetch == "guess")
+    workload = Workload(trace, widths(toy), guess="guess" in toy.prefetch)
     belady = Belady(toy.spec(), toy.start(), compiled=False)
-    recorder = Recorder([belady], by_block=toy.granularity == "block")
+    recorder = Recorder([belady])
     total = SimulatedStreams(toy.spec(), scheduler, toy.costs, workload, recorder, log).run(
         steps(toy)
     )
@@ -120,6 +121,13 @@ def test_random_runs_agree_where_saliency_decides(toy: Toy) -> None:
     assert fast(toy) == by_simpy(toy)
 
 
+@pytest.mark.seconds
+@settings(max_examples=300)
+@given(toys(prefetches=SALIENT))
+def test_random_runs_agree_where_saliency_prefetches(toy: Toy) -> None:
+    assert fast(toy) == by_simpy(toy)
+
+
 @pytest.mark.parametrize("cache", ["saliency", *KEYS])
 def test_longer_runs_agree(cache: str) -> None:
     """Long enough that caches differ; three tokens a step, so that tasks have several rows."""
@@ -134,6 +142,22 @@ def test_longer_runs_agree(cache: str) -> None:
         assert fast(toy) == by_simpy(toy)
 
 
+@pytest.mark.parametrize("prefetch", SALIENT)
+def test_rows_that_predict_an_expert_at_several_ranks_agree(prefetch: str) -> None:
+    """Few experts, four tokens a step: the largest weight decides what is worth loading."""
+    rng = np.random.default_rng(11)
+    experts, guess = rng.random((2, 80, 2, 4)).argsort(axis=3)[..., :3]
+    toy = Toy(
+        experts, rng.integers(0, 3, experts.shape), 4, 3, guess=guess, prefetch=prefetch,
+        cache="saliency", unit="block", sequence=np.arange(80) // 20, batch=4,
+        costs=Costs(router=9), weights=rng.integers(0, 4, experts.shape) / 4, share=Fraction(1, 4),
+    )  # fmt: skip
+    expected = by_simpy(toy)
+    assert fast(toy) == expected
+    assert sum(expected["ahead"]) > 0
+    assert toy.simulated()["activities"] == toy.oracle()["activities"]
+
+
 @pytest.mark.parametrize(
     "own",
     [
@@ -143,6 +167,8 @@ def test_longer_runs_agree(cache: str) -> None:
         {"cache": "random", "order": "random"},
         {"cache": "least-stale", "scope": "global"},
         {"cache": "saliency", "unit": "block", "prefetch": "previous"},
+        {"cache": "saliency", "unit": "block", "prefetch": "saliency(perfect)", "tabled": False},
+        {"cache": "saliency", "unit": "block", "prefetch": "saliency(previous)", "batch": 2},
     ],
 )
 def test_batches_go_on_where_the_last_one_ended(
@@ -232,6 +258,10 @@ def test_bundled_traces_agree(name: str, policy: str, budget: str, changes: dict
         ("30%", {"width": "saliency(.2)", "granularity": "block", "batch": 3}),
         ("20%", {"width": "contribution-resident(.6)", "scope": "global", "order": "johnson"}),
         ("20%", {"width": "tiered", "prefetch": "guess", "granularity": "block"}),
+        ("20%", {"prefetch": "saliency(guess)"}),
+        ("40%", {"prefetch": "saliency(perfect)", "granularity": "block"}),
+        ("20%", {"prefetch": "saliency(previous)", "batch": 3, "cache": "lru"}),
+        ("30%", {"prefetch": "saliency(frequent)", "width": "contribution-resident(.6)"}),
         ("5%", {"phase": "prefill", "chunk": 48}),
     ],
 )
@@ -250,6 +280,40 @@ def test_saliency_on_bundled_traces_agrees(name: str, budget: str, changes: dict
         sensitivities=rng.random(spec.n_layers).astype(np.float32),
     )
     check(replace(given, profile=profile), "rtx4090-pcie4")
+
+
+def test_magnitudes_decide_alike_and_as_larger_weights_would() -> None:
+    """Widths are those of weight x magnitude, computed here; retention goes by weights alone."""
+    trace = RoutingTrace.load(bundled_traces()["tiny-mixtral-docs"])
+    assert trace.header.spec is not None and trace.weights is not None
+    spec = ModelSpec.from_dict(trace.header.spec, "tiny-mixtral")
+    rng = np.random.default_rng(6)
+    magnitudes = rng.uniform(0.4, 2, trace.experts.shape).astype(np.float16)
+    with_them = replace(trace, magnitudes=magnitudes)
+    sizes = -np.sort(-rng.random((spec.n_layers, spec.n_experts, spec.n_blocks)), axis=2)
+    more = {"contributions": sizes.astype(np.float32),
+            "sensitivities": rng.random(spec.n_layers).astype(np.float32)}  # fmt: skip
+
+    def given(of: RoutingTrace, magnitude: str, **parts: Any) -> Case:
+        one = case(of, spec, "saliency", "20%", limit=300, rescale="none", magnitude=magnitude,
+                   width="saliency(.4)", **parts)  # fmt: skip
+        first = case(trace, spec, "lru", "20%").profile
+        return replace(one, profile=replace(first, **more))
+
+    check(given(with_them, "predicted"), "rtx4090-pcie4")
+    check(given(with_them, "predicted", granularity="block", batch=3), "rtx4090-pcie4")
+    # Without a cache that goes by weights a trace of the products gives the same run.
+    powers = np.ldexp(np.float16(1), rng.integers(-1, 2, trace.experts.shape))
+    exact = replace(trace, magnitudes=powers)
+    products = replace(trace, weights=powers * trace.weights)
+    loads = [
+        simulate(given(of, magnitude, cache="lru"), "rtx4090-pcie4").metrics["blocks_loaded"]
+        for of, magnitude in ((products, "none"), (exact, "predicted"), (trace, "none"))
+    ]
+    assert loads[0] == loads[1] != loads[2]
+    for run in (simulate, fast_simulate):
+        with pytest.raises(CrispError, match="crisp trace capture --magnitudes records them"):
+            run(given(trace, "predicted"), hardware_profile("rtx4090-pcie4"))
 
 
 def test_paper_profile_at_the_size_of_mixtral() -> None:
@@ -315,7 +379,7 @@ def test_refuses_widths_that_ask_what_is_resident() -> None:
 
 
 def test_costs_of_pieces_by_counting_and_by_sorting() -> None:
-    """3 + blocks x 2 ns; the launch of 3 with block 0."""
+    """3 + blocks x 2 ns."""
     spec = Toy([[[0]]], [[[1]]], 1, 4).spec()
     costs = CostTable(spec, Costs(launch=3, compute_block=2))
     assert costs.grains.tolist() == [0, 1, 2, 3, 4]
@@ -323,7 +387,7 @@ def test_costs_of_pieces_by_counting_and_by_sorting() -> None:
         widths = np.array([4, 0, 2, 4])
         assert costs.pieces(0, widths, rows * widths).tolist() == [11, 0, 7, 11]
         two = costs.pieces(np.arange(2), np.arange(1, 3), np.array([[rows, 0], [rows, rows]]))
-        assert two.tolist() == [[5, 0], [5, 2]]
+        assert two.tolist() == [[5, 0], [5, 5]]
 
 
 def test_what_was_compiled_is_of_these_sources() -> None:

@@ -76,6 +76,52 @@ def test_perfect_wastes_nothing(parts: tuple[RoutingTrace, RoutingTrace]) -> Non
     assert "oracle" not in none.settings["policy"]
 
 
+def salient(first: RoutingTrace, rest: RoutingTrace, prefetch: str) -> Case:
+    """With contributions that fall within an expert."""
+    made = case(first, rest, "none")
+    sizes = np.random.default_rng(5).random((rest.layers, 8, 8)).astype(np.float32)
+    told = dataclasses.replace(
+        made.profile,
+        contributions=-np.sort(-sizes, axis=2),
+        sensitivities=np.ones(rest.layers, np.float32),
+    )
+    policy = named("saliency", prefetch=prefetch, rescale="none")
+    return dataclasses.replace(made, policy=policy, profile=told)
+
+
+def test_saliency_fetches_only_what_is_worth_loading(
+    parts: tuple[RoutingTrace, RoutingTrace],
+) -> None:
+    """What will be routed to is known, and not what is resident then; so nothing is in vain."""
+    machine = hardware_profile("paper-table1")
+    found = {
+        name: simulate(salient(*parts, name), machine)
+        for name in ("none", "guess", "saliency(guess)", "saliency(perfect)")
+    }
+    perfect = found["saliency(perfect)"]
+    assert perfect.metrics["prefetch_wasted_bytes"] == 0
+    assert asked_for(perfect) > 0
+    assert perfect.metrics["total_ns"] < found["none"].metrics["total_ns"]
+    assert perfect.settings["policy"]["oracle"] == "prefetch saliency(perfect)"
+    wasted = [found[name].metrics["prefetch_wasted_bytes"] for name in ("saliency(guess)", "guess")]
+    assert 0 < wasted[0] < wasted[1]
+
+
+def test_saliency_with_a_routing_rule_cannot_know_the_future(
+    parts: tuple[RoutingTrace, RoutingTrace],
+) -> None:
+    made = salient(*parts, "saliency(perfect)")
+    rule = named("lru", routing="skip-missing").routing
+    made = dataclasses.replace(made, policy=dataclasses.replace(made.policy, routing=rule))
+    own = made.trace
+    assert own.weights is not None
+    scores = np.full((own.rows, own.layers, 8), -9, np.float16)
+    np.put_along_axis(scores, own.experts.astype(np.int64), np.log(own.weights), axis=2)
+    made = dataclasses.replace(made, trace=dataclasses.replace(own, scores=scores))
+    with pytest.raises(CrispError, match="is an oracle, but its routing depends on what is reside"):
+        simulate(made, hardware_profile("paper-table1"))
+
+
 def test_frequent_needs_a_trace(parts: tuple[RoutingTrace, RoutingTrace]) -> None:
     unknown = dataclasses.replace(case(*parts, "frequent"), counted=None)
     with pytest.raises(CrispError, match="prefetch frequent: asks which experts follow which"):

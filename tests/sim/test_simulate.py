@@ -86,7 +86,9 @@ def test_what_cannot_be_had_is_null_with_a_reason(code: RoutingTrace) -> None:
     nulls = {name for name, value in made.metrics.items() if value is None}
     assert nulls == set(made.unavailable)
     assert nulls == {
-        "energy_j_per_token", "energy_net_j_per_token", "ttft_ms", "prefill_tokens_per_second",
+        "energy_j_per_token", "energy_net_j_per_token", "ttft_ms",
+        "energy_j", "energy_net_j", "decode_energy_j_per_token", "decode_energy_net_j_per_token",
+        *(name for name in made.metrics if name.startswith("prefill_") and "_per_" in name),
         "memory_bound_ms_per_token",
         "prefetch_useful_bytes", "prefetch_late_bytes", "prefetch_wasted_bytes",
         "lookup_us_per_event", "queue_us_per_event", "coordination_us_per_event",

@@ -13,11 +13,12 @@ from crisp.hardware.measured import TimeCurve
 from crisp.hardware.page_cache import PageCacheCost
 from crisp.model.spec import PAGE, ModelSpec
 from crisp.policy import Budget, Cache, Order, Policy, Prefetch
+from crisp.policy.anticipation import Anticipation
 from crisp.policy.order import hash_key
 from crisp.policy.retention import ONE
 from crisp.policy.widths.base import Full
 from crisp.run.timeline import COLUMNS, COMPUTE, LAYER, PREFETCH, Recorder, Rows, Sink, StepLog
-from crisp.scheduler.oracle import Future, look_ahead
+from crisp.scheduler.oracle import Future, coming_routing, look_ahead
 from crisp.scheduler.residency import StartingState, Worth
 from crisp.scheduler.scheduler import EventScheduler
 from crisp.scheduler.tasks import Task
@@ -50,7 +51,7 @@ class Costs:
 
     def compute(self, first: int, last: int, row_neurons: int) -> int:
         work = self.compute_block * (last - first) + self.row_block * row_neurons // BLOCK
-        return (self.launch if first == 0 else 0) + work
+        return self.launch + work
 
     def layer(self, layer: int, rows: int) -> int:
         return self.router + self.row * rows
@@ -215,7 +216,8 @@ class Toy:
         """What is on the device before the first event."""
         tiers = self.expert_tiers() if self.cache == "tier-aware" else None
         worth = self.worth() if self.cache == "saliency" else None
-        return StartingState(self.capacity(), self.initial(), tiers, worth)
+        ahead = self.anticipation() if self.policy().prefetch.rule.salient else None
+        return StartingState(self.capacity(), self.initial(), tiers, worth, ahead)
 
     def scheduler(self) -> Watched:
         return Watched(
@@ -236,6 +238,19 @@ class Toy:
         blocks = range(entries * self.n_blocks)
         return Worth(expected, [(1, 2, 40)[hash_key(5, 0, block) % 3] for block in blocks])
 
+    def anticipation(self) -> Anticipation:
+        """Whatever, with ties: of weights, which are quarters, 1/4 is too little for some blocks,
+        just enough for others, and more than that for the rest.
+        """
+        spec = self.spec()
+        blocks = range(spec.n_routed * self.n_blocks)
+        sizes = [(1, 3, 4, 4, 9)[hash_key(6, 0, block) % 5] * ONE for block in blocks]
+        ranks = [
+            [max(0, 2 + row - rank) * ONE // 4 for rank in range(spec.top_k)]
+            for row in range(len(spec.moe_layers))
+        ]
+        return Anticipation(sizes, ranks)
+
     def future(self) -> Future | None:
         if not self.policy().oracle:
             return None
@@ -243,6 +258,8 @@ class Toy:
         workload = Workload(trace, GivenWidths(True), guess=False)
         steps = plan(trace, chosen_rows(trace, "all", None), self.batch, self.chunk)
         events = (event for event in workload.events(steps) if event.experts is not None)
+        if self.policy().prefetch.rule.salient:
+            return coming_routing(workload.routed(event) for event in events)
         return look_ahead(
             self.spec(), ((event.layer, workload.tasks(event, lambda _: ())) for event in events)
         )
@@ -250,9 +267,9 @@ class Toy:
     def simulated(self, *sinks: Sink) -> dict[str, Any]:
         """The run as our simulator does it, in the oracle's terms."""
         trace, spec, scheduler = self.trace(), self.spec(), self.scheduler()
-        workload = Workload(trace, GivenWidths(self.tabled), guess=self.prefetch == "guess")
+        workload = Workload(trace, GivenWidths(self.tabled), guess="guess" in self.prefetch)
         rows = _Rows()
-        recorder = Recorder([rows, *sinks], by_block=self.granularity == "block")
+        recorder = Recorder([rows, *sinks])
         cost: Any = self.costs
         if self.page_cache is not None:
             cost = PageCacheCost(
@@ -292,6 +309,11 @@ class Toy:
             lots=lambda event, key: hash_key(3, event, keys.index(key)),
             warmth=dict(zip(keys, self.expert_tiers(), strict=True)),
             weights=((widths + self.weights) * ONE).astype(int).tolist(),
+            relative={
+                key: list(self.anticipation().sizes[place * self.n_blocks :][: self.n_blocks])
+                for place, key in enumerate(keys)
+            },
+            by_rank=dict(zip(spec.moe_layers, self.anticipation().by_rank, strict=True)),
             expected=dict(zip(keys, self.worth().expected, strict=True)),
             worth={
                 key: list(self.worth().sizes[place * self.n_blocks :][: self.n_blocks])

@@ -82,7 +82,13 @@ Unit = Annotated[
     _choice("What is admitted, evicted: expert or block.  [default: the policy's, mostly expert]"),
 ]
 Granularity = Annotated[str, _choice("What must have arrived to compute: expert or block.")]
-Prefetch = Annotated[str | None, _choice("none, previous, guess, frequent or, an oracle, perfect.")]
+Prefetch = Annotated[
+    str | None,
+    _choice(
+        "none, previous, guess, frequent or, an oracle, perfect; saliency(guess) and its like: of "
+        "what is predicted so, what is worth loading."
+    ),
+]
 Rescale = Annotated[
     str | None,
     _choice(
@@ -103,6 +109,13 @@ Routing = Annotated[
     _choice(
         "Which experts a token uses, from the router's scores and what is resident: router (its "
         "own), cache-prior(.5), substitute(.5) or skip-missing(1).  [default: the policy's]"
+    ),
+]
+Magnitude = Annotated[
+    str,
+    _choice(
+        "Of an expert's output for this token, beside its mean, in the widths: none, or predicted "
+        "from the layer's input (prepare --magnitudes)."
     ),
 ]
 Phase = Annotated[str, _choice("decode, prefill or all.")]
@@ -153,6 +166,12 @@ ModelledEnergy = Annotated[
     bool,
     typer.Option(
         "--modelled-energy", help="Joules from --hardware's power figures, instead of a meter."
+    ),
+]
+Repeats = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Run so often: means of all, with 95 % intervals.  [default: 1]"
     ),
 ]
 EnergyWithin = Annotated[

@@ -26,30 +26,35 @@ class Column(NamedTuple):
     decimals: int | None = None  # None: as the numbers need
 
 
-_REST = (
-    Column("hit %", "hit_rate", 100, 1),
-    Column("part %", "partial_hit_rate", 100, 1),
-    Column("MB/token", "bytes_per_token", 1e-6),
-    Column("stall ms", "stall_ms_per_token"),
-    Column("hid %", "compute_hidden", 100, 1),
-    Column("J/token", "energy_j_per_token"),
-)
 _DECODE = (
     Column("tokens/s", "tokens_per_second"),
     Column("p50 ms", "ms_per_token_p50"),
     Column("p95 ms", "ms_per_token_p95"),
 )
 _PREFILL = (Column("tokens/s", "prefill_tokens_per_second"), Column("ttft ms", "ttft_ms"))
+
+
+def _rest(phase: str) -> tuple[Column, ...]:
+    return (
+        Column("hit %", "hit_rate", 100, 1),
+        Column("part %", "partial_hit_rate", 100, 1),
+        Column("MB/token", f"{phase}_bytes_per_token", 1e-6),
+        Column("stall ms", f"{phase}_stall_ms_per_token"),
+        Column("hid %", "compute_hidden", 100, 1),
+        Column("J/token", f"{phase}_energy_j_per_token"),
+    )
+
+
 COLUMNS = {
-    "decode": (*_DECODE, *_REST),
-    "prefill": (*_PREFILL, *_REST),
-    "all": (*_DECODE, Column("ttft ms", "ttft_ms"), *_REST),
+    "decode": (*_DECODE, *_rest("decode")),
+    "prefill": (*_PREFILL, *_rest("prefill")),
+    "all": (*_DECODE, Column("ttft ms", "ttft_ms"), *_rest("decode")),
 }
 _MEANINGS = {
     "decode": ("p50, p95: time of a token, median and 95th percentile",),
     "prefill": ("ttft: time to the first token, the mean over prompts",),
     "all": (
-        "tokens/s, p50 and p95 are of decode rows; MB, stall and J of all rows",
+        "tokens/s, p50, p95, MB, stall and J are of decoded tokens; hit, part and hid of all",
         "ttft: time to the first token, the mean over prompts",
     ),
 }
@@ -109,7 +114,8 @@ def format_notes(setup: Setup, runs: Sequence[Run]) -> list[str]:
                 if column.header not in heads:
                     heads.append(column.header)
     lines += [f"{', '.join(heads)} {DASH}: {reason}" for reason, heads in missing.items()]
-    if any(run.metrics["energy_j_per_token"] is not None for run in runs):
+    lines += _speeds(runs)
+    if any(run.metrics["energy_j"] is not None for run in runs):
         lines += _joules(runs)
     lines += describe_rounding((policy["width"] for policy in policies), setup.spec)
     lines += [line for rule in _NOTES if (line := rule(setup, runs))]
@@ -208,17 +214,27 @@ def _is_mapped(setup: Setup) -> bool:
     return setup.hardware is not None and setup.hardware.loads_from == "mapped"
 
 
+def _speeds(runs: Sequence[Run]) -> list[str]:
+    """Say how well the speeds of runs that were repeated are known."""
+    from crisp.cli.output.measured import describe_speed
+
+    return [f"{_name(run)}: {speed}" for run in runs if (speed := describe_speed(run)) is not None]
+
+
+def _name(run: Run) -> str:
+    return f"{run.settings['policy']['name']} at {run.settings['budget']['asked']}"
+
+
 def _joules(runs: Sequence[Run]) -> list[str]:
     """Say where a table's joules come from, and how well those of measured runs are known."""
-    from crisp.cli.output.joules import describe_joules, describe_source
+    from crisp.cli.output.measured import describe_joules, describe_source
 
     metered = [run for run in runs if run.provenance["energy"]]
     lines = [f"J/token: {describe_source(metered[0])}"]
     for run in metered:
         if run.settings["engine"] == "hw":
             first, *more = describe_joules(run)
-            policy, budget = run.settings["policy"]["name"], run.settings["budget"]["asked"]
-            lines += [f"{policy} at {budget}: {first}", *more]
+            lines += [f"{_name(run)}: {first}", *more]
     return lines
 
 

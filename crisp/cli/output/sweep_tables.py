@@ -12,6 +12,7 @@ from crisp.policy import policy_name
 from crisp.policy.policy import ALIASES
 from crisp.report.caveats import RUN_KIND_FIELDS, RunKind, caveats
 from crisp.report.conditions import format_bits
+from crisp.run.metrics.phases import PHASES
 from crisp.sim.sweep.paired import paired_ratios
 from crisp.sim.sweep.results import Row, Scalar, load_rows, load_sequences
 from crisp.sim.sweep.spec import KEYS, PARTS, Sweep
@@ -26,11 +27,15 @@ _COLUMNS = (
     ("MB/token", "bytes_per_token", 1e-6, None),
     ("J/token", "energy_j_per_token", 1.0, None),
 )
+_OF_A_PHASE = [metric for _, metric, _, _ in _COLUMNS if metric != "hit_rate"]
 _TITLE = (
     *RUN_KIND_FIELDS, "refused", "asked.trace", "trace.rows", "profile.from", "model.bits",
     "hardware.name", "phase", "batch", "granularity",
 )  # fmt: skip
-_READ = ("cell", "refused", "policy.name", *(metric for _, metric, _, _ in _COLUMNS))
+_READ = (
+    "cell", "refused", "policy.name", "phase", "hit_rate",
+    *(f"{phase}_{metric}" for phase in PHASES for metric in _OF_A_PHASE),
+)  # fmt: skip
 
 
 def check_baseline(sweep: Sweep, against: str) -> None:
@@ -64,7 +69,7 @@ def format_summary(out: str) -> list[str]:
     if n - len(refused) <= _SHOWN:
         shown, lines = list(rows), []
     else:
-        shown = nlargest(_SHOWN, rows, key=lambda row: row.get("tokens_per_second") or 0)
+        shown = nlargest(_SHOWN, rows, key=lambda row: _value(row, "tokens_per_second") or 0)
         lines = [f"the {_SHOWN} fastest of {n:,}"]
     lines = [
         "",
@@ -75,6 +80,8 @@ def format_summary(out: str) -> list[str]:
         "",
         f"{format_count(n, 'row')} in {out}",
     ]
+    if any(row.get("phase") == "all" for row in shown):
+        lines.append("phase all: tokens/s, MB and J are of decoded tokens; hits of all")
     if refused:
         lines.append(f"refused: {format_count(len(refused), 'cell')}, such as: {refused[0]}")
     return lines
@@ -127,12 +134,17 @@ def _table(varied: Sequence[str], rows: Sequence[Row]) -> list[str]:
     cells = [[_shown(row.get(name)) for row in rows] for name in varied]
     headings = [name.removeprefix(_ASKED) for name in varied]
     for heading, metric, factor, decimals in _COLUMNS:
-        metrics = [row.get(metric) for row in rows]
-        cells.append(
-            format_numbers([None if v is None else float(v) * factor for v in metrics], decimals)
-        )
+        metrics = [_value(row, metric) for row in rows]
+        cells.append(format_numbers([None if v is None else v * factor for v in metrics], decimals))
         headings.append(heading)
     return align_columns(headings, cells, text=len(varied))
+
+
+def _value(row: Row, metric: str) -> float | None:
+    """Return a metric of a row: of decoded tokens, of prompts' where those alone were run."""
+    phase = "prefill" if row.get("phase") == "prefill" else "decode"
+    value = row.get(f"{phase}_{metric}" if metric in _OF_A_PHASE else metric)
+    return None if value is None else float(value)
 
 
 def _shown(value: object) -> str:

@@ -10,14 +10,14 @@ from crisp.cli.output.columns import align_columns, format_numbers
 from crisp.policy.policy import NAMED
 from crisp.profile.loss_curve import POLICY
 from crisp.run.setup import Setup
-from crisp.sim.tuning.candidates import METRICS, TunedPolicy, Tuning, cost_of
+from crisp.sim.tuning.candidates import TunedPolicy, Tuning, cost_of
 from crisp.sim.tuning.loss_conditions import loss_conditions
 from crisp.sim.tuning.losses import Loss, Losses
 from crisp.sim.tuning.promised import TunedBudget
 
 _COLUMNS = (
-    ("MB/token", "bytes_per_token", 1e-6),
-    ("J/token", "energy_j_per_token", 1.0),
+    ("MB/token", "decode_bytes_per_token", 1e-6),
+    ("J/token", "decode_energy_j_per_token", 1.0),
     ("ms/token", "ms_per_token_mean", 1.0),
 )
 _WIDTH = 100
@@ -41,7 +41,7 @@ def format_report(tuning: Tuning, most: str, limit: float, minimise: str) -> lis
     most: the limit of the loss, as it was spelled.
     """
     best, front = tuning.best(limit), tuning.front
-    full = cost_of(tuning.reference, minimise)
+    full = cost_of(tuning.reference.run, minimise)
     policies = [point.run.settings["policy"] for point in front]
     cells = [
         ["*" if point is best else "" for point in front],
@@ -55,7 +55,7 @@ def format_report(tuning: Tuning, most: str, limit: float, minimise: str) -> lis
     for _, name, factor in _COLUMNS:
         values = [point.run.metrics[name] for point in front]
         cells.append(format_numbers([None if v is None else v * factor for v in values]))
-    shares = [100 * cost_of(point, minimise) / full if full else None for point in front]
+    shares = [100 * cost_of(point.run, minimise) / full if full else None for point in front]
     cells.append(format_numbers(shares, 1))
     headings = ["", "policy", "width", "cache", "unit", "order", "loss %", "range"]
     headings += [heading for heading, _, _ in _COLUMNS]
@@ -88,6 +88,8 @@ def format_command(
     rescale = parts.get("rescale", "none")
     if rescale != NAMED[parts["name"]].rescale:
         options["--rescale"] = rescale
+    if "magnitude" in parts:
+        options["--magnitude"] = parts["magnitude"]
     words = [
         str(word)
         for option in (*options.items(), *given.items())
@@ -110,8 +112,7 @@ def format_promised(tuned: Sequence[TunedBudget], minimise: str) -> list[str]:
     for _, name, factor in _COLUMNS:
         values = [run.metrics[name] for run in runs]
         cells.append(format_numbers([None if v is None else v * factor for v in values]))
-    metric = METRICS[minimise]
-    takes = [(one.best.metrics[metric] or 0, one.full.metrics[metric]) for one in tuned]
+    takes = [(cost_of(one.best, minimise), cost_of(one.full, minimise)) for one in tuned]
     cells.append(format_numbers([100 * own / full if full else None for own, full in takes], 1))
     headings = ["", "budget", "policy", "width", "order", "granularity"]
     headings += [heading for heading, _, _ in _COLUMNS]
@@ -125,7 +126,7 @@ def format_promised(tuned: Sequence[TunedBudget], minimise: str) -> list[str]:
 
 def cheapest(tuned: Sequence[TunedBudget], minimise: str) -> TunedBudget:
     """Return the budget whose best takes least."""
-    return min(tuned, key=lambda one: one.best.metrics[METRICS[minimise]] or 0.0)
+    return min(tuned, key=lambda one: cost_of(one.best, minimise))
 
 
 def format_promised_command(

@@ -34,12 +34,13 @@ class BoundWidths(Protocol):
         self,
         layer: int,
         experts: npt.NDArray[np.int16],
-        weights: npt.NDArray[np.float16] | None,
+        weights: npt.NDArray[np.floating[Any]] | None,
         resident: Sequence[int] | None,
     ) -> Widths:
         """Return the blocks of each (token, expert): [rows, k] int16, 0 = skipped.
 
-        experts [rows, k], -1 = absent; weights [rows, k], the router's, where the trace has them;
+        experts [rows, k], -1 = absent; weights [rows, k], the router's, where the trace has them,
+        times magnitudes where those are asked for (`crisp.policy.magnitude`);
         resident [experts], blocks of each on the device.
         """
 
@@ -54,7 +55,7 @@ class ResidencyWidths(BoundWidths, Protocol):
         self,
         layer: int,
         experts: npt.NDArray[np.int16],
-        weights: npt.NDArray[np.float16] | None,
+        weights: npt.NDArray[np.floating[Any]] | None,
     ) -> npt.NDArray[np.uint64]:
         """Return the blocks of each (token, expert) that are worth loading, as bits: [rows, k]."""
 
@@ -73,7 +74,7 @@ class WidthTable:
         self,
         layer: int,
         experts: npt.NDArray[np.int16],
-        weights: npt.NDArray[np.float16] | None,
+        weights: npt.NDArray[np.floating[Any]] | None,
         resident: Sequence[int] | None,
     ) -> Widths:
         """Look widths up; neither weights nor residency matter."""
@@ -154,7 +155,7 @@ class CheckedWidths:
         self,
         layer: int,
         experts: npt.NDArray[np.int16],
-        weights: npt.NDArray[np.float16] | None,
+        weights: npt.NDArray[np.floating[Any]] | None,
         resident: Sequence[int] | None,
     ) -> Widths:
         """Return the plugin's widths [rows, k]; CrispError for what no width can be."""
@@ -176,7 +177,7 @@ class CheckedWidths:
         self,
         layer: int,
         experts: npt.NDArray[np.int16],
-        weights: npt.NDArray[np.float16] | None,
+        weights: npt.NDArray[np.floating[Any]] | None,
     ) -> npt.NDArray[np.uint64]:
         """Return the plugin's blocks worth loading, as bits: [rows, k]."""
         bits = self._bound.wanted(layer, experts.copy(), weights)
@@ -276,7 +277,7 @@ def table_of(
     return WidthTable(blocks, profile.expert_counts, ordered, profile.dominant)
 
 
-def weights_of(name: str, weights: npt.NDArray[np.float16] | None) -> npt.NDArray[np.float16]:
+def weights_of(name: str, weights: npt.NDArray[np.floating[Any]] | None) -> npt.NDArray[np.float16]:
     """Return the router's weights [rows, k]; CrispError where the trace has none."""
     if weights is None:
         raise CrispError(f"width {name}: asks for the router's weights, and the trace has none")

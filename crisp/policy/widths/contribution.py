@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,7 @@ class ByContribution:
         self,
         layer: int,
         experts: npt.NDArray[np.int16],
-        weights: npt.NDArray[np.float16] | None,
+        weights: npt.NDArray[np.floating[Any]] | None,
         resident: Sequence[int] | None,
     ) -> Widths:
         """Return the number of blocks before the first that is not worth executing: [rows, k]."""
@@ -77,7 +77,7 @@ class PrefixExtension:
         self,
         layer: int,
         experts: npt.NDArray[np.int16],
-        weights: npt.NDArray[np.float16] | None,
+        weights: npt.NDArray[np.floating[Any]] | None,
         resident: Sequence[int] | None,
     ) -> Widths:
         """Return all resident blocks, and further ones while they are wanted: [rows, k]."""
@@ -90,7 +90,7 @@ class PrefixExtension:
         self,
         layer: int,
         experts: npt.NDArray[np.int16],
-        weights: npt.NDArray[np.float16] | None,
+        weights: npt.NDArray[np.floating[Any]] | None,
     ) -> Bits:
         """Return the blocks worth loading, as bits: [rows, k]."""
 
@@ -110,7 +110,7 @@ class ResidentThresholdWidths(PrefixExtension):
         self,
         layer: int,
         experts: npt.NDArray[np.int16],
-        weights: npt.NDArray[np.float16] | None,
+        weights: npt.NDArray[np.floating[Any]] | None,
     ) -> Bits:
         """Return blocks whose weight x contribution reaches the threshold, as bits: [rows, k]."""
         worth = _worth(self.contributions[layer], self.thresholds[layer], experts, weights)
@@ -232,7 +232,7 @@ def _worth(
     sizes: Floats,
     threshold: float,
     experts: npt.NDArray[np.int16],
-    weights: npt.NDArray[np.float16] | None,
+    weights: npt.NDArray[np.floating[Any]] | None,
 ) -> npt.NDArray[np.bool_]:
     """Return whether weight x size [experts, blocks] reaches the threshold: [rows, k, blocks]."""
     router = weights_of("contribution", weights).astype(np.float64)[:, :, None]

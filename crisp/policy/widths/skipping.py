@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ class Skipping:
         self,
         layer: int,
         experts: npt.NDArray[np.int16],
-        weights: npt.NDArray[np.float16] | None,
+        weights: npt.NDArray[np.floating[Any]] | None,
         resident: Sequence[int] | None,
     ) -> Widths:
         """Return 0 where weight x worth is below ``least`` of the anchor's, which always runs."""
@@ -120,7 +120,7 @@ class ResidentFloorWidths(PrefixExtension):
         self,
         layer: int,
         experts: npt.NDArray[np.int16],
-        weights: npt.NDArray[np.float16] | None,
+        weights: npt.NDArray[np.floating[Any]] | None,
     ) -> Bits:
         """Return the anchor's blocks, and others' below the floor, as bits: [rows, k]."""
         ids = experts.astype(np.int64)

@@ -19,8 +19,9 @@ from crisp.adapter import Experts, Handler, execute, intercept_experts
 from crisp.checkpoint.skeleton import Skeleton
 from crisp.errors import CrispError
 from crisp.extras import import_extra
+from crisp.policy.magnitude import Coefficients
 from crisp.prepare.ablation import log_probabilities
-from crisp.prepare.calibration import CalibrationSums, LayerSums
+from crisp.prepare.calibration import CalibrationSums, Ints, LayerSums
 from crisp.prepare.importance import (
     NeuronOrder,
     block_contributions,
@@ -29,6 +30,8 @@ from crisp.prepare.importance import (
 )
 from crisp.prepare.layerwise.passes import batches, run_windows
 from crisp.prepare.layerwise.spill import SpillFolder, write_header
+from crisp.prepare.saliency.magnitudes import TOKENS as MAGNITUDES_TOKENS
+from crisp.prepare.saliency.magnitudes import ContributionSample
 from crisp.prepare.saliency.measured import SaliencyMeasurements
 from crisp.prepare.saliency.rescaling import TOKENS, BlockProducts, Factors
 from crisp.prepare.saliency.sensitivities import HalvedLayer, SensitivitySums, divergence
@@ -47,6 +50,7 @@ class SaliencyPlan:
     order: NeuronOrder
     runs: Mapping[int, int]  # by layer: how many have to stay together, see `permutations`
     block: int  # neurons
+    magnitudes: bool = False  # whether what foretells them is measured, too
 
 
 class LayerwiseSaliency:
@@ -58,16 +62,24 @@ class LayerwiseSaliency:
         self._skeleton, self._spill, self._plan = skeleton, spill, plan
         self._layers = [layer.index for layer in skeleton.layout.layers]
         self._carried = sample_windows(windows, max(CARRIED, windows.window))
-        kept = spread(windows, max(TOKENS, windows.window))
         starts = np.cumsum([0, *map(len, windows.tokens)])
-        self._rescaling = [windows.tokens[i] for i in kept]
-        self._starts = starts[kept].tolist()
+
+        def sample(tokens: int) -> tuple[list[Ints], list[int]]:
+            """Return some windows, and where they start."""
+            kept = spread(windows, max(tokens, windows.window))
+            return [windows.tokens[i] for i in kept], starts[kept].tolist()
+
+        self._rescaling, self._starts = sample(TOKENS)
+        self._predicting, self._predicting_starts = sample(MAGNITUDES_TOKENS)
+        if not plan.magnitudes:
+            self._predicting, self._predicting_starts = [], []
         self._sums = SensitivitySums.empty(len(self._layers))
 
     def cost(self, index: int) -> int:
         """Return how many tokens `measure` runs through layer ``index``."""
         runs = 1 + sum(layer <= index for layer in self._layers)
-        rescaled = sum(map(len, self._rescaling)) if index in self._layers else 0
+        passed = [*self._rescaling, *self._predicting] if index in self._layers else []
+        rescaled = sum(map(len, passed))
         return rescaled + runs * self._carried.n_fed
 
     @property
@@ -94,6 +106,8 @@ class LayerwiseSaliency:
             factors = self._factors(index, experts, advance)
             halved = HalvedLayer(experts, sizes.astype(np.float64), factors, plan.block)
             squares = self._carry(index, halved, advance)
+        if plan.magnitudes:
+            self._spill.save("magnitudes", index, self._coefficients(index, experts, advance))
         self._spill.save("factors", index, factors)
         self._spill.save("squares", index, np.array(squares))
 
@@ -110,6 +124,21 @@ class LayerwiseSaliency:
             for above in run_windows(self._skeleton, index, self._rescaling, before, self._starts):
                 advance(len(above))
         return products.factors()
+
+    def _coefficients(self, index: int, experts: Experts, advance: Advance) -> Coefficients:
+        """Return what foretells the magnitudes of a layer's experts, from a pass of windows."""
+        sample = ContributionSample(experts)
+
+        def handler(_: int, hidden: Any, chosen: Any, weights: Any, __: Any) -> Any:
+            return sample.run(hidden, chosen, weights)
+
+        before = self._spill.mapped("hidden", index)  # [tokens, d]
+        with self._intercepted(handler):
+            for above in run_windows(
+                self._skeleton, index, self._predicting, before, self._predicting_starts
+            ):
+                advance(len(above))
+        return sample.fit()
 
     def _carry(self, index: int, halved: HalvedLayer | None, advance: Advance) -> float:
         """Run the carried runs through a layer, and the plain one once more, halved.
@@ -176,8 +205,12 @@ class LayerwiseSaliency:
             raise CrispError(f"{type(self._skeleton.model).__name__}: its loss is not finite")
         sums.scored, sums.tokens = windows.n_scored, windows.n_fed
         sums.squares[:] = [float(self._spill.array("squares", layer)) for layer in self._layers]
+        magnitudes = None
+        if self._plan.magnitudes:
+            magnitudes = {layer: self._spill.array("magnitudes", layer) for layer in self._layers}
         return SaliencyMeasurements(
             {layer: self._spill.array("factors", layer) for layer in self._layers},
             dict(zip(self._layers, sums.sensitivities().tolist(), strict=True)),
             windows.n_fed,
+            magnitudes,
         )

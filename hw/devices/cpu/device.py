@@ -1,13 +1,14 @@
 """The cpu device: experts on disk, cached in memory, computed by the processor.
 
 A load is a read of the disk into slots, begun in the thread that hands it over
-(`crisp.hw.store.aio`). One thread waits for its end, another computes; both release the GIL while
-they work.
+(`crisp.hw.store.aio`). A thread of its own waits for its end; who waits for an event's experts
+computes them. Both release the GIL while they work.
 """
 
 from __future__ import annotations
 
 import mmap
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from crisp.extras import import_extra
 from crisp.hw.devices.batch import ExpertBatch
 from crisp.hw.devices.cpu.arithmetic import Arithmetic
 from crisp.hw.devices.protocol import BlockRange, Copy, Done
+from crisp.hw.devices.pump import Pump
 from crisp.hw.devices.worker import Worker
 from crisp.hw.errors import DeviceError
 from crisp.hw.memory import check_available, map_anonymous
@@ -32,6 +34,7 @@ class CpuDevice:
     """A `crisp.hw.devices.protocol.Device` that reads a disk and computes on the processor."""
 
     name = "cpu"
+    host_memory = True
 
     def __init__(
         self,
@@ -68,12 +71,14 @@ class CpuDevice:
         self._pace = None if link_limit is None else RateLimit(link_limit, self.clock)
         # Reads that have begun before their requests: (row, expert, first, slots), what waits.
         self._ahead: list[tuple[tuple[int, int, int, list[int]], Callable[[], None]]] = []
-        self._streams: list[Worker] = []
+        self._compute = Pump(self.clock)
         try:
-            for stream in ("reading", "compute"):
-                self._streams.append(Worker(stream, self.clock))
-            self._link, self._compute = self._streams
-            self._compute.run(self._arithmetic.prepare)
+            self._link = Worker("reading", self.clock)
+        except RuntimeError as error:
+            self._free()
+            raise CrispError(f"{threads + 1} threads: the system starts no more") from error
+        try:
+            self._arithmetic.prepare()
         except BaseException as error:
             self.close()
             if isinstance(error, RuntimeError) and "new thread" in str(error):
@@ -131,33 +136,38 @@ class CpuDevice:
             self._ahead = []
         self._ahead += [(key, self._begin(*key)) for key in wanted[len(self._ahead) :]]
         wait = self._ahead.pop(0)[1]
-        self._link.submit(partial(self._end, request, wait, start), done)
+        self._link.submit(partial(self._end, request, wait, start), partial(self._landed, done))
 
     def compute(self, blocks: BlockRange, done: Done) -> None:
-        """Compute blocks of a task, in the compute thread."""
+        """Compute blocks of a task, in the thread that waits for them."""
         self._compute.submit(lambda: self._arithmetic.add(blocks), done)
 
     def combine(self, batches: Sequence[ExpertBatch], rows: int) -> Callable[[], Any]:
-        """Sum the experts' outputs, in the compute thread, behind what was submitted before."""
+        """Sum the experts' outputs, behind what was submitted before."""
         return self._compute.begin(lambda: self._arithmetic.combine(batches, rows))
 
+    def wait(self, condition: threading.Event, seconds: float) -> bool:
+        """Compute until the condition is set; False: nothing came for that many seconds."""
+        return self._compute.wait(condition, seconds)
+
     def check(self) -> None:
-        """Raise DeviceError if a thread is dead."""
-        for stream in self._streams:
-            stream.check()
+        """Raise DeviceError if the reading thread is dead."""
+        self._link.check()
 
     def synchronize(self) -> None:
-        """Wait until both threads are idle; DeviceError if a file of the store was written to."""
-        for stream in self._streams:
-            stream.run(lambda: None)
+        """Wait until both streams are idle; DeviceError if a file of the store was written to."""
+        self._link.run(lambda: None)
+        self._compute.begin(lambda: None)()
         self._files.check()
 
     def close(self) -> None:
-        """End both threads after their current operations, close the files, free the pool."""
+        """End both streams after their current operations, close the files, free the pool."""
         if self._pace is not None:
             self._pace.stop()
-        for stream in self._streams:
-            stream.close()
+        self._link.close()
+        self._free()
+
+    def _free(self) -> None:
         self._files.close()
         self._arithmetic.close()
         self.pool = None
@@ -166,6 +176,11 @@ class CpuDevice:
     def _begin(self, row: int, expert: int, first: int, slots: Sequence[int]) -> Callable[[], None]:
         """Begin a read into slots; returns a function that waits for its end."""
         return self._files.begin(row, expert, first, [self._slots[slot] for slot in slots])
+
+    def _landed(self, done: Done, end: int, failure: BaseException | None) -> None:
+        """Call back, and let whoever waits see what that has changed."""
+        done(end, failure)
+        self._compute.wake()
 
     def _end(self, request: Copy, wait: Callable[[], None], start: int) -> None:
         """Wait for a read; then check its hashes and keep to the link's limit, where asked to."""

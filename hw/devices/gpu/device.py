@@ -19,6 +19,7 @@ Why no stream overtakes another:
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -48,6 +49,8 @@ class DeviceRows(NamedTuple):
 
 class GpuDevice:
     """A `crisp.hw.devices.protocol.Device` on a GPU; `load_from` gives it a source of blocks."""
+
+    host_memory = False
 
     def __init__(self, name: str, streams: DeviceStreams, store: Store) -> None:
         """name: cuda or unified."""
@@ -129,6 +132,10 @@ class GpuDevice:
             after = streams.record()
         streams.wait(after)
         return lambda: out
+
+    def wait(self, condition: threading.Event, seconds: float) -> bool:
+        """Wait until a callback has set the condition; the streams have threads of their own."""
+        return condition.wait(seconds)
 
     def check(self) -> None:
         """Raise DeviceError if a thread is dead."""

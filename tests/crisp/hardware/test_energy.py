@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from crisp.hardware.energy import Energy, Reading, StateDurations, measured_energy, modelled_energy
+from crisp.hardware.energy import (
+    Energy,
+    Reading,
+    StateDurations,
+    measured_energy,
+    modelled_energy,
+    part_of,
+)
 from crisp.hardware.profile import HardwareProfile, Power
 
 PROFILE = HardwareProfile(
@@ -18,6 +25,8 @@ RUN = Reading(
     window_ns=4_000_000_000, uncertainty_j=0.06,
 )  # fmt: skip
 IDLE = replace(RUN, joules=20.0, samples=5, window_ns=2_000_000_000, uncertainty_j=0.02)
+
+SECOND = 10**9  # ns
 
 
 def missing(reading: Reading, reason: str) -> Reading:
@@ -71,3 +80,39 @@ def test_what_cannot_be_read_has_a_reason_and_no_joules() -> None:
     for joules, reason in ((None, None), (1.0, "but")):
         with pytest.raises(ValueError, match="either"):
             replace(RUN, joules=joules, reason=reason)
+
+
+def test_the_joules_of_a_phase_are_those_between_its_ends() -> None:
+    """60 J until 1 s, 100 J in the second after; the clock is 7 s ahead of the run's."""
+    curve = ((7 * SECOND, 0.0), (8 * SECOND, 60.0), (9 * SECOND, 160.0))
+    reading = Reading(160.0, None, "x", "y", 3, 2 * SECOND, curve=curve)
+    prompts = part_of(reading, ((7 * SECOND, 8 * SECOND),))
+    decoding = part_of(reading, ((8 * SECOND, 9 * SECOND),))
+    assert (prompts.joules, prompts.window_ns, prompts.uncertainty_j) == (60, SECOND, 0)
+    assert (decoding.joules, decoding.window_ns) == (100, SECOND)
+    idle = Reading(10.0, None, "x", "rest", 2, SECOND)
+    energy = measured_energy(decoding, idle)
+    assert isinstance(energy, Energy)
+    assert (energy.gross_j, energy.net_j) == (100, 90)
+    half = part_of(reading, ((7 * SECOND, 7 * SECOND + SECOND // 50), (8 * SECOND, 9 * SECOND)))
+    assert half.joules == pytest.approx(101.2)  # a fiftieth of the first second, too
+
+
+def test_where_samples_are_far_apart_a_phase_has_no_joules() -> None:
+    """The phase ends 0.3 s from the nearer sample, where 100 W were drawn: 30 of 70 J are open."""
+    curve = ((0, 0.0), (SECOND, 100.0))
+    reading = Reading(100.0, None, "x", "y", 2, SECOND, curve=curve)
+    part = part_of(reading, ((0, 7 * SECOND // 10),))
+    assert part.joules is None
+    assert part.reason == (
+        "the meter's samples leave 43 % of the joules of these 0.7 s open, expected at most 5 %"
+    )
+    late = Reading(100.0, None, "x", "y", 3, SECOND, curve=(*curve, (2 * SECOND, 200.0)),
+                   blur_ns=SECOND // 10)  # fmt: skip
+    assert part_of(late, ((0, SECOND),)).reason is not None  # 10 of 100 J: a sample may be late
+    without = Reading(100.0, None, "x", "y", 2, SECOND)
+    assert part_of(without, ((0, SECOND),)).reason == (
+        "the meter kept no samples to divide by phases"
+    )
+    lost = Reading(None, "gone", "x", "y", 2, SECOND)
+    assert part_of(lost, ((0, SECOND),)).reason == "gone"

@@ -43,7 +43,7 @@ def profile(folder: Path, more: str) -> HardwareProfile:
 
 
 def test_the_contract_s_example() -> None:
-    section = CONTRACT.read_text().split("### An example of rule 25")[1].split("\n## ")[0]
+    section = CONTRACT.read_text().split("### An example of rule 26")[1].split("\n## ")[0]
     disk = Costs(request=10, load_block=100, block_bytes=100)
     cached = TimeCurve((100, 200), (Fraction(12), Fraction(22)))
     cost = PageCacheCost(disk, cached, Fraction(1, 10), [100], 400)

@@ -40,7 +40,8 @@ def scheduler(room: int, expected: list[int], sizes: list[list[int]]) -> EventSc
 
 def run(made: EventScheduler, routed: dict[int, int], widths: dict[int, int]) -> list[str]:
     """Run an event; return its loads, as they are written in docs/contract.md."""
-    made.start(0, [Task(e, [w]) for e, w in widths.items()], (), routed.items())
+    made.start(0, [Task(e, [w]) for e, w in widths.items()], (),
+               [(e, weight, weight) for e, weight in routed.items()])  # fmt: skip
     loads, transient = [], []
     while not made.done:
         load = made.next_load()
@@ -63,7 +64,7 @@ def kept(made: EventScheduler) -> dict[int, int]:
 
 
 def test_the_example_of_the_contract() -> None:
-    section = CONTRACT.read_text().split("### An example of rule 24")[1].split("\n## ")[0]
+    section = CONTRACT.read_text().split("### An example of rule 24")[1].split("\n25. ")[0]
     given = json.loads(section.split("```json")[1].split("```")[0])
     rows = re.findall(r"^\| \d.*\|$", section, re.MULTILINE)
     made = scheduler(given["capacity"], given["expected"], given["sizes"])
@@ -119,14 +120,17 @@ def test_recent_weights_forget_a_tenth_and_floor() -> None:
     assert recent == [90, 17, 8, 0, 0, 77]
 
 
-def test_routed_weights_are_means_over_the_rows_of_an_event() -> None:
+def test_routed_weights_are_means_over_the_rows_of_an_event_and_the_largest() -> None:
     """-1 is no expert; a row that does not route to an expert counts as 0."""
     weights = np.array([[0.75, 0.25], [0.5, 1], [20, -1]], np.float16)
     assert routed_weights([[3, 1], [1, -1], [2, 0]], weights) == [
-        (3, 3 * ONE // 4 // 3), (1, 3 * ONE // 4 // 3), (2, 16 * ONE // 3), (0, 0)
+        (3, 3 * ONE // 4 // 3, 3 * ONE // 4), (1, 3 * ONE // 4 // 3, ONE // 2),
+        (2, 16 * ONE // 3, 16 * ONE), (0, 0, 0),
     ]  # fmt: skip
+    third = ONE // 3
     assert routed_weights([[3, 1, 0], [1, 2, -1]], None) == [
-        (3, ONE // 3 // 2), (1, 2 * (ONE // 3) // 2), (0, ONE // 3 // 2), (2, ONE // 3 // 2)
+        (3, third // 2, third), (1, 2 * third // 2, third), (0, third // 2, third),
+        (2, third // 2, third),
     ]  # fmt: skip
 
 

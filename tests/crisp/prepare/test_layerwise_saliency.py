@@ -21,13 +21,14 @@ from crisp.prepare.importance import (  # noqa: E402
 )
 from crisp.prepare.layerwise.calibration import calibrate_layerwise  # noqa: E402
 from crisp.prepare.layerwise.saliency import SaliencyPlan  # noqa: E402
+from crisp.prepare.saliency.magnitudes import measure_magnitudes  # noqa: E402
 from crisp.prepare.saliency.measured import SaliencyMeasurements  # noqa: E402
 from crisp.prepare.saliency.rescaling import measure_rescaling  # noqa: E402
 from crisp.prepare.saliency.sensitivities import measure_sensitivities  # noqa: E402
 from crisp.prepare.width_losses import sample_windows, temporarily_reordered  # noqa: E402
 from tests.crisp.prepare.test_layerwise import FAMILIES, Killed, build, some_windows  # noqa: E402
 
-PLAN = SaliencyPlan(NeuronOrder(), {}, 6)
+PLAN = SaliencyPlan(NeuronOrder(), {}, 6, magnitudes=True)
 WINDOWS = some_windows((24,) * 8 + (9,))
 
 
@@ -41,7 +42,8 @@ def in_memory(model: Any, carried: int, rescaled: int) -> SaliencyMeasurements:
     with temporarily_reordered(experts, orders):
         factors = measure_rescaling(model, sample_windows(WINDOWS, rescaled), PLAN.block)
         sensitivities = measure_sensitivities(model, sample, PLAN.block, sizes, factors)
-    return SaliencyMeasurements(factors, sensitivities, sample.n_fed)
+        magnitudes = measure_magnitudes(model, WINDOWS)
+    return SaliencyMeasurements(factors, sensitivities, sample.n_fed, magnitudes)
 
 
 def same(found: SaliencyMeasurements | None, expected: SaliencyMeasurements) -> None:
@@ -51,6 +53,9 @@ def same(found: SaliencyMeasurements | None, expected: SaliencyMeasurements) -> 
     for layer, factors in expected.rescaling.items():
         np.testing.assert_allclose(found.rescaling[layer], factors, rtol=2**-10)  # of float16
     assert found.sensitivities == pytest.approx(expected.sensitivities, rel=1e-4)
+    assert found.magnitudes is not None and expected.magnitudes is not None
+    for layer, coefficients in expected.magnitudes.items():
+        np.testing.assert_allclose(found.magnitudes[layer], coefficients, rtol=2**-7, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -59,6 +59,27 @@ def test_it_is_smaller_than_two_megabytes(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "m").stat().st_size < 2_000_000
 
 
+def test_magnitudes_have_a_file_of_their_own(tmp_path: Path) -> None:
+    spec, path = ModelSpec.named("mixtral-8x7b").first_layers(2), tmp_path / "crisp.safetensors"
+    beside = tmp_path / "crisp.magnitudes.safetensors"
+    magnitudes = np.random.default_rng(0).normal(size=(2, 8, 4097)).astype(np.float16)
+    plain = made(spec)
+    saved = replace(plain, magnitudes=magnitudes)
+    saved.save(path)
+    size = path.stat().st_size
+    np.testing.assert_array_equal(Metadata.load(path).profile().magnitudes, magnitudes)
+    replace(plain, weights="cd" * 32).save(tmp_path / "other.safetensors")
+    beside.rename(tmp_path / "other.magnitudes.safetensors")
+    with pytest.raises(CrispError, match=r"other.magnitudes.safetensors: is of other weights than"):
+        Metadata.load(tmp_path / "other.safetensors")
+    replace(saved, magnitudes=magnitudes[:1]).save(path)
+    with pytest.raises(CrispError, match=r"magnitudes is float16 \(1, 8, 4097\), expected float16"):
+        Metadata.load(path)
+    plain.save(path)  # what was measured before goes with it
+    assert not beside.exists() and path.stat().st_size == size
+    assert Metadata.load(path).magnitudes is None
+
+
 def test_sensitivities_and_rescaling_are_kept_together(tmp_path: Path) -> None:
     plain = made(ModelSpec.named("mixtral-8x7b"))
     saved = with_saliency(plain)

@@ -110,19 +110,19 @@ def test_a_name_is_text_whatever_it_is(name: str) -> None:
 
 
 def test_the_figures_are_the_runs_figures_in_their_units() -> None:
-    run = at("10%", tokens_per_second=12.3456789, bytes_per_token=5_000_000, hit_rate=0.25)
+    run = at("10%", tokens_per_second=12.3456789, decode_bytes_per_token=5_000_000, hit_rate=0.25)
     columns = {column["key"]: column for column in data_of([run])["metrics"]}
     shown = {key: (column["values"][0], column["unit"]) for key, column in columns.items()}
     assert shown["tokens_per_second"] == (12.3457, "tokens/s")
-    assert shown["bytes_per_token"] == (5, "MB/token")
+    assert shown["decode_bytes_per_token"] == (5, "MB/token")
     assert shown["hit_rate"] == (25, "%")
 
 
 def test_what_is_not_known_says_why() -> None:
-    known, unknown = at("10%", energy_j_per_token=2.0), at("20%", bytes_per_token=1e6)
-    unknown = replace(unknown, unavailable={"energy_j_per_token": "no meter"})
+    known, unknown = at("10%", decode_energy_j_per_token=2.0), at("20%", decode_bytes_per_token=1e6)
+    unknown = replace(unknown, unavailable={"decode_energy_j_per_token": "no meter"})
     found = data_of([known, unknown])
-    energy = next(one for one in found["metrics"] if one["key"] == "energy_j_per_token")
+    energy = next(one for one in found["metrics"] if one["key"] == "decode_energy_j_per_token")
     assert energy["values"] == [2, None]
     assert [energy["why"]["codes"][0], energy["why"]["texts"]] == [-1, ["no meter"]]
     assert found["charts"][2]["missing"] == [{"why": "no meter", "runs": 1}]

@@ -11,7 +11,7 @@ from typing import Any
 from crisp.model.builtin import CONFIGS
 from crisp.model.spec import ModelSpec
 from crisp.run.result import Run
-from crisp.run.schema import COUNTS, NUMBERS
+from crisp.run.schema import COUNTS, NAMED_BY_PHASE, NUMBERS
 
 SPEC = replace(
     ModelSpec.from_config(CONFIGS["mixtral-8x7b"], "moe").first_layers(6), bits=Fraction(17, 4)
@@ -20,7 +20,7 @@ SPEC = replace(
 
 def whole(settings: dict[str, Any] | None = None, **metrics: float | None) -> Run:
     """A simulated run of 1000 rows; ``settings`` take the place of some."""
-    values: dict[str, Any] = dict.fromkeys(COUNTS, 1) | dict.fromkeys(NUMBERS)
+    values: dict[str, Any] = dict.fromkeys(COUNTS, 1) | dict.fromkeys((*NUMBERS, *NAMED_BY_PHASE))
     own: dict[str, Any] = {
         "engine": "simpy",
         "trace": {"rows": 1000},

@@ -104,7 +104,7 @@ def changed(place: int, column: int, value: int) -> Rows:
 
 
 @pytest.mark.parametrize(
-    ("measured", "loads", "pieces", "residents"),
+    ("measured", "loads", "computed", "residents"),
     [
         (
             changed(1, 4, 7),
@@ -115,7 +115,7 @@ def changed(place: int, column: int, value: int) -> Rows:
         (
             changed(5, 6, 1),
             None,
-            "piece 2: simulated L3 E6 [0,2) (event 1), measured L3 E6 [0,1) (event 1)",
+            "task 2: simulated L3 E6 [0,2) (event 1), measured L3 E6 [0,1) (event 1)",
             None,
         ),
         (
@@ -139,11 +139,11 @@ def changed(place: int, column: int, value: int) -> Rows:
     ],
 )
 def test_the_first_difference_is_named(
-    measured: Rows, loads: str | None, pieces: str | None, residents: str | None
+    measured: Rows, loads: str | None, computed: str | None, residents: str | None
 ) -> None:
     own = compare(run(), run(), SIMULATED, measured).timelines
     assert own is not None
-    assert (own.loads, own.pieces, own.residents) == (loads, pieces, residents)
+    assert (own.loads, own.computed, own.residents) == (loads, computed, residents)
     assert not own.identical
 
 
@@ -152,6 +152,15 @@ def test_a_run_that_stopped_early_is_compared_as_far_as_it_goes() -> None:
     assert own is not None
     assert (own.events, own.errors[1]) == (1, pytest.approx(-0.1))
     assert own.residents == "blocks after event 1: simulated 4 (event 1), measured none"
+
+
+def test_a_task_may_be_cut_into_other_pieces() -> None:
+    """Expert 6, two blocks: the first from 130 to 140, the second from 140 to 150."""
+    pieces = np.insert(MEASURED, 6, MEASURED[5], axis=0)
+    pieces[5:7, 6], pieces[6, 5], pieces[5, 8], pieces[6, 7] = 1, 1, 140, 140
+    own = compare(run(), run(), SIMULATED, pieces).timelines
+    assert own is not None
+    assert own.identical
 
 
 def test_an_event_without_tasks_ends_with_its_layer() -> None:
@@ -271,7 +280,7 @@ def test_blocks_that_were_calibrated_are_the_stores(other: str | None) -> None:
 
 def test_a_timeline_belongs_to_one_run(tmp_path: Path) -> None:
     file, where = tmp_path / "t.parquet", tmp_path / "x.json"
-    recorder = Recorder([], by_block=False)
+    recorder = Recorder([])
     for row in SIMULATED.tolist():
         recorder.add(row)
     recorder.flush(190, None, always=True)

@@ -9,11 +9,18 @@ import numpy as np
 import pytest
 
 from crisp.errors import CrispError
-from crisp.run.repeats import INTERRUPTED, NoMoreRunsError, StoppingRule, repeat, repeat_run
+from crisp.run.repeats import (
+    INTERRUPTED,
+    NoMoreRunsError,
+    StoppingRule,
+    half_width,
+    repeat,
+    repeat_run,
+)
 from crisp.run.result import Run
 from crisp.statistics import Interval, interval, t_quantile
 
-NAMES = "energy_j_per_token", "energy_net_j_per_token"
+NAMES = "energy_j", "energy_net_j"
 
 
 @pytest.mark.parametrize(
@@ -111,41 +118,58 @@ def test_the_rule_of_options() -> None:
         assert str(error.value) == told
 
 
-def run(gross: float | None, net: float | None, why: str = "no") -> Run:
+def run(gross: float | None, net: float | None, why: str = "no", total: int = 7) -> Run:
     """Of 10 tokens."""
     metrics = dict(zip(NAMES, (gross, net), strict=True))
     energy = None if gross is None else {"method": "measured: x", "source": "y", "window_ns": 5,
                                          "uncertainty_j": 0.5}  # fmt: skip
     return Run(
         {"engine": "hw"},
-        {"tokens": 10, "total_ns": 7, **metrics},
+        {"tokens": 10, "total_ns": total, **metrics},
         {name: why for name, value in metrics.items() if value is None},
         {"tool": "t", "energy": energy},
     )
 
 
 def test_a_run_has_the_means_of_its_repeats() -> None:
-    left = iter([run(3.0, 1.0), run(4.0, 3.0)])
+    left = iter([run(3.0, 1.0, total=9), run(4.0, 3.0, total=9)])
     made, interrupt = repeat_run(run(2.0, 2.0), lambda: next(left), StoppingRule(None, 3))
     assert interrupt is None
     assert [made.metrics[name] for name in NAMES] == [3, 2]
-    energy = made.provenance["energy"]
-    assert (energy["method"], energy["source"]) == ("measured: x", "y")
-    repeats = energy["repeats"]
+    assert made.metrics["total_ns"] == 8  # 25 / 3, a whole number of ns
+    assert (made.provenance["energy"]["method"], made.settings) == ("measured: x", {"engine": "hw"})
+    repeats = made.provenance["repeats"]
     half = pytest.approx(4.30265 / math.sqrt(3), rel=1e-5)
-    assert repeats["half_width_j_per_token"] == repeats["half_width_net_j_per_token"] == half
+    assert repeats["half_width"]["energy_j"] == repeats["half_width"]["energy_net_j"] == half
     assert (repeats["runs"], repeats["reached"], repeats["within"]) == (3, False, None)
-    assert [one["joules"] for one in repeats["each"]] == [20, 30, 40]
-    assert [one["net_joules"] for one in repeats["each"]] == [20, 10, 30]
-    assert repeats["each"][0]["window_ns"] == 5
-    assert (made.settings, made.metrics["total_ns"]) == ({"engine": "hw"}, 7)
+    assert repeats["each"] == {
+        "total_ns": [7, 9, 9], "energy_j": [2, 3, 4], "energy_net_j": [2, 1, 3],
+    }  # fmt: skip
+    assert repeats["windows"][2] == {"joules": 4, "window_ns": 5, "uncertainty_j": 0.5}
+    assert half_width(made, "energy_j") == half
+    assert half_width(made, "tokens") == 0  # the same in all runs
+    assert half_width(run(2.0, 1.0), "energy_j") is None
 
 
-def test_a_run_without_joules_is_not_repeated() -> None:
+def test_a_run_without_joules_is_repeated_if_asked_for_without_them() -> None:
+    """7, 9 and 11 ns: the deviation is 2, so 9 +- 4.3027 x 2 / sqrt(3)."""
     alone = run(None, None)
     assert repeat_run(alone, runs(), StoppingRule(0.05, 20)) == (alone, None)  # type: ignore[arg-type]
+    left = iter([run(None, None, total=9), run(None, None, total=11)])
+    rule = StoppingRule.parse(None, None, runs=3)
+    made, _ = repeat_run(alone, lambda: next(left), rule)
+    assert made.metrics == {"tokens": 10, "total_ns": 9, NAMES[0]: None, NAMES[1]: None}
+    assert half_width(made, "total_ns") == pytest.approx(2 * 4.30265 / math.sqrt(3), rel=1e-5)
+    assert made.provenance["repeats"]["ended"] == "as many as were asked for"
     known = run(2.0, 1.0)
     assert repeat_run(known, runs(), StoppingRule()) == (known, None)  # type: ignore[arg-type]
+
+
+def test_how_often_is_said_once() -> None:
+    with pytest.raises(CrispError, match="--repeats 3: not together with --energy-within or"):
+        StoppingRule.parse("5%", None, runs=3)
+    with pytest.raises(CrispError, match="--repeats 0: expected 1 or more"):
+        StoppingRule.parse(None, None, runs=0)
 
 
 def test_a_repeat_without_joules_does_not_count() -> None:
@@ -153,8 +177,9 @@ def test_a_repeat_without_joules_does_not_count() -> None:
     made, _ = repeat_run(run(2.0, 1.0), lambda: next(left), StoppingRule(None, 9))
     assert [made.metrics[name] for name in NAMES] == [3, None]
     assert made.unavailable == {NAMES[1]: "no rest"}
-    repeats = made.provenance["energy"]["repeats"]
+    repeats = made.provenance["repeats"]
     assert (repeats["runs"], repeats["ended"]) == (2, "a repeat had no joules: gone")
+    assert repeats["each"][NAMES[1]] == [1, None]
 
 
 def test_ctrl_c_is_told() -> None:
@@ -166,4 +191,5 @@ def test_ctrl_c_is_told() -> None:
     made, interrupt = repeat_run(run(2.0, 1.0), stopped, StoppingRule(None, 9))
     assert interrupt is raised
     assert made.metrics[NAMES[0]] == 2
-    assert made.provenance["energy"]["repeats"]["half_width_j_per_token"] is None
+    assert made.provenance["repeats"]["runs"] == 1
+    assert half_width(made, NAMES[0]) is None

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from crisp.cli.commands.explore.explain import explain_run
 from crisp.errors import CrispError
 from crisp.run.result import load_runs, to_json
-from crisp.run.schema import COUNTS, NUMBERS
+from crisp.run.schema import COUNTS, NAMED_BY_PHASE, NUMBERS
 from tests.crisp.cli.conftest import crisp, trace
 from tests.crisp.run.runs import whole
 
@@ -39,7 +39,7 @@ def test_what_is_asked_for_is_what_a_run_has(
     file = tmp_path / "run.json"
     line = ("--policy", "lru", "--budget", "30%", "--json", file)
     assert crisp("simulate", trace, *line).code == 0
-    assert {*COUNTS, *NUMBERS} <= load_runs(file)[0].metrics.keys()
+    assert {*COUNTS, *NUMBERS, *NAMED_BY_PHASE} <= load_runs(file)[0].metrics.keys()
 
 
 @pytest.mark.parametrize(

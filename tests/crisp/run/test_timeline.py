@@ -62,13 +62,17 @@ TIMELINE = [
 ]
 
 
+JOBS = [(0, 10, 5), (0, 15, 4)]  # what event 0 has to do: (event, to load, to compute)
+
+
 def facts(sums: TimelineTotals) -> dict[str, Any]:
     return {k: v for k, v in vars(sums).items() if not k.startswith("_")}
 
 
 def test_sums_by_hand() -> None:
-    sums = TimelineTotals(by_block=False)
+    sums = TimelineTotals()
     sums.add(np.array(TIMELINE), 41, None)
+    sums.add_jobs(np.array(JOBS))
     assert facts(sums) == {
         "layer": 12,
         "compute": 9,
@@ -78,13 +82,13 @@ def test_sums_by_hand() -> None:
         "blocks_landed": 3,
         "blocks_computed": 2,
         "alone": 21,
-        "order_bound": 12 + 29,  # routers; 10 + 15 + 4 (the shorter load first is as it was)
+        "order_bound": 12 + 29,  # layers; 10 + 15 + 4 (the shorter load first is as it was)
     }
 
 
 def test_a_load_in_flight_counts_in_both_blocks() -> None:
     """The same timeline in two pieces, cut where the event ends."""
-    whole, cut = TimelineTotals(by_block=False), TimelineTotals(by_block=False)
+    whole, cut = TimelineTotals(), TimelineTotals()
     whole.add(np.array(TIMELINE), 41, None)
     cut.add(np.array(TIMELINE[:5]), 34, 30)
     cut.add(np.array(TIMELINE[5:]), 41, None)
@@ -93,11 +97,9 @@ def test_a_load_in_flight_counts_in_both_blocks() -> None:
 
 def test_overlapping_intervals_are_noticed() -> None:
     with pytest.raises(InvariantError, match="compute stream overlap"):
-        TimelineTotals(by_block=False).add(
-            np.array([row(LAYER, 0, 5), row(COMPUTE, 4, 6)]), 6, None
-        )
+        TimelineTotals().add(np.array([row(LAYER, 0, 5), row(COMPUTE, 4, 6)]), 6, None)
     with pytest.raises(InvariantError, match="link stream overlap"):
-        TimelineTotals(by_block=False).add(np.array([row(LOAD, 0, 5), row(LOAD, 4, 6)]), 6, None)
+        TimelineTotals().add(np.array([row(LOAD, 0, 5), row(LOAD, 4, 6)]), 6, None)
 
 
 def test_rows_are_handed_on_in_blocks_of_bounded_size() -> None:
@@ -107,7 +109,7 @@ def test_rows_are_handed_on_in_blocks_of_bounded_size() -> None:
         def write(self, rows: Any) -> None:
             seen.append(len(rows))
 
-    recorder = Recorder([Count()], by_block=False)
+    recorder = Recorder([Count()])
     for time in range(200_000):
         recorder.add(row(LAYER, time, time + 1))
         recorder.flush(time + 1, None)

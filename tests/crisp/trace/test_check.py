@@ -32,6 +32,9 @@ PLACE = "row 6 (sequence 7, position 9)"
         ("weights", (6, 1), [0.25, 0.5], f"{PLACE}, layer 1: weights [0.25, 0.5] rise"),
         ("scores", (6, 1, 7), np.nan, f"{PLACE}, layer 1: score nan of expert 7 found; expected"),
         ("scores", (6, 1, 7), -np.inf, f"{PLACE}, layer 1: score -inf of expert 7 found"),
+        ("magnitudes", (6, 1, 1), 0, f"{PLACE}, layer 1: magnitude 0.0 found; expected a finite"),
+        ("magnitudes", (6, 1, 0), -1, f"{PLACE}, layer 1: magnitude -1.0 found"),
+        ("magnitudes", (6, 1, 0), np.inf, f"{PLACE}, layer 1: magnitude inf found"),
         ("phase", 6, 2, f"{PLACE}: phase 2 found; expected 0 (prefill) or 1 (decode)"),
         ("phase", 5, 1, f"{PLACE}: prefill after decode"),
         ("position", 6, 11, "row 6 (sequence 7, position 11): comes after position 8; positions"),
@@ -44,7 +47,10 @@ PLACE = "row 6 (sequence 7, position 9)"
 def test_a_broken_row_is_named(
     make, monkeypatch, entries: int, tensor: str, index, value, message: str
 ) -> None:
-    trace = make(guess=make(seed=1).experts, scores=np.zeros((12, 3, 8), np.float16))
+    trace = make(
+        guess=make(seed=1).experts, scores=np.zeros((12, 3, 8), np.float16),
+        magnitudes=np.ones((12, 3, 2), np.float16),
+    )  # fmt: skip
     if message.endswith("decode"):
         trace.phase[6] = 0
     getattr(trace, tensor)[index] = value

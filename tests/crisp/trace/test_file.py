@@ -107,6 +107,17 @@ def test_scores_go_wherever_a_trace_goes(make, tmp_path: Path) -> None:
     np.testing.assert_array_equal(trace.first_layers(2).scores, scores[:, :2])
 
 
+def test_magnitudes_go_wherever_a_trace_goes(make, tmp_path: Path) -> None:
+    magnitudes = np.random.default_rng(0).uniform(0.5, 2, (12, 3, 2)).astype(np.float16)
+    trace = make(magnitudes=magnitudes)
+    trace.save(tmp_path / "t")
+    loaded = RoutingTrace.load(tmp_path / "t")
+    assert loaded.digest() == trace.digest() != make().digest()
+    np.testing.assert_array_equal(loaded.magnitudes, magnitudes)
+    np.testing.assert_array_equal(trace.select(slice(4, 8)).magnitudes, magnitudes[4:8])
+    np.testing.assert_array_equal(trace.first_layers(2).magnitudes, magnitudes[:, :2])
+
+
 def test_sequences(make) -> None:
     ids, starts, ends = make(rows=7, sequences=3).sequences()  # 3, 2 and 2 rows
     assert (ids.tolist(), starts.tolist(), ends.tolist()) == ([5, 7, 9], [0, 3, 5], [3, 5, 7])

@@ -29,6 +29,7 @@ class TimedDevice:
     fails: int = -1  # the operation that fails
 
     name = "cpu"
+    host_memory = True
 
     def __post_init__(self) -> None:
         self._now = self._begun = 0
@@ -70,6 +71,9 @@ class TimedDevice:
     def synchronize(self) -> None:
         """Nobody waits here while something runs."""
         assert not self._pending
+
+    def wait(self, condition: threading.Event, seconds: float) -> bool:
+        return condition.wait(seconds)
 
     def check(self) -> None:
         if not self._thread.is_alive():

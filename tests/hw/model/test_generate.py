@@ -345,6 +345,46 @@ def test_a_trace_with_scores_is_routed_anew_alike_in_simulation_and_replay(folde
 
 
 @pytest.mark.parametrize("name", TRAINED)
+def test_magnitudes_decide_as_in_the_attached_model(folder: Path, name: str) -> None:
+    """And the trace that is recorded gives the same loads in simulation and replay."""
+    pair, seen = trained(folder, name, "fp32"), list[Any]()
+    spec, rng = pair.model.store.spec, np.random.default_rng(4)
+    layers, n = spec.n_layers, spec.n_experts
+    sizes = -np.sort(-rng.random((layers, n, spec.n_blocks)), axis=2)
+    profile = dataclasses.replace(
+        Profile.empty(spec), expert_counts=np.ones((layers, n), np.int64),
+        router_weights=np.full((layers, n, 32), 1 / spec.top_k, np.float16),
+        contributions=sizes.astype(np.float32), sensitivities=np.ones(layers, np.float32),
+        magnitudes=rng.normal(0, 0.05, (layers, n, spec.d_model + 1)).astype(np.float16),
+    )  # fmt: skip
+    policy = named("saliency", rescale="none", magnitude="predicted")
+    with attach(
+        pair.whole, policy, profile, spec=spec, budget=Budget.parse("20%"),
+        watch=lambda which, ids, _, widths: seen.append((which, ids, widths)),
+    ) as attached:  # fmt: skip
+        tokens, expected = pair.written()
+    made, logits = pair.generate(policy, "20%", profile=profile, conditions=Conditions(chunk=1))
+    assert list(made.tokens) == tokens
+    assert differ(logits[-len(tokens) :], expected) < ROUNDING
+    for key in ("tasks", "hits", "partial_hits", "blocks_loaded", "skipped"):
+        assert made.run.metrics[key] == getattr(attached.tally, key)
+    assert made.trace.magnitudes is not None
+    assert np.ptp(made.trace.magnitudes.astype(float)) > 0.5
+    conditions = Conditions(phase="all", chunk=1)
+    case = Case(made.trace, spec, policy, Budget.parse("20%"), profile, conditions)
+    simulated, replayed = DecisionLog(), DecisionLog()
+    simulate(case, "rtx4090-pcie4", sinks=[simulated.sink], watch=simulated.watch)
+    run = replay(
+        case, pair.model.store, DeviceOptions(), sinks=[replayed.sink], watch=replayed.watch
+    )  # fmt: skip
+    assert run.metrics["blocks_loaded"] == made.run.metrics["blocks_loaded"]
+    assert same_decisions(replayed, simulated)
+    assert replay_decisions(case, replayed)
+    plain = dataclasses.replace(case, policy=dataclasses.replace(policy, magnitude="none"))
+    assert simulate(plain, "rtx4090-pcie4").metrics["blocks_loaded"] != run.metrics["blocks_loaded"]
+
+
+@pytest.mark.parametrize("name", TRAINED)
 def test_the_recorded_trace_gives_the_same_loads_in_simulation_and_replay(
     folder: Path, name: str, tmp_path: Path
 ) -> None:

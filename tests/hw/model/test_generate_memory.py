@@ -77,8 +77,10 @@ def words(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_is_skeleton_budget_and_little_more(tmp_path: Path) -> None:
-    """Staging (two experts) and 100 MB; the experts alone would be 2.1 GB."""
+def test_memory_is_the_budget_and_little_more(tmp_path: Path) -> None:
+    """Staging (two experts) and 100 MB; the experts alone would be 2.1 GB, and what is no expert's
+    is mapped.
+    """
     folder = tmp_path / "model"
     folder.mkdir()
     rest = checkpoint(folder)
@@ -91,5 +93,6 @@ def test_memory_is_skeleton_budget_and_little_more(tmp_path: Path) -> None:
         "import transformers.models.mixtral.modeling_mixtral",
     )  # fmt: skip
     budget, staging = 0.1 * store.spec.routed_bytes, 2 * store.spec.expert_bytes
-    assert used < rest + budget + staging + 100e6
-    assert used > rest + 0.5 * budget
+    assert used < budget + staging + 100e6
+    assert used > 0.5 * budget
+    assert rest > 60e6

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from crisp.errors import CrispError
-from crisp.hw.model.lookup import WidthLookup, pair_table
+from crisp.hw.model.lookup import HostLookup, WidthLookup, pair_table
 from crisp.model.spec import ModelSpec
 from crisp.policy import named
 from crisp.policy.widths.base import BoundWidths
@@ -74,6 +74,18 @@ def test_widths_and_order_are_those_of_the_policy(k: int, roles: bool, name: str
         assert lookup.own_ns > 0
 
 
+def test_on_the_host_the_choice_is_the_same_and_widths_are_left_to_the_policy() -> None:
+    one = spec(2)
+    lookup = looked_up(one, named("lru").width.bind(one, Profile.empty(one), True))
+    index, weights = router(one, 40, 1)
+    there = lookup(1, "layer", index, weights, router(one, 40, 9))
+    here = HostLookup(one)(1, "layer", index, weights, router(one, 40, 9))
+    for part in ("experts", "weights", "guess"):
+        np.testing.assert_array_equal(getattr(here, part), getattr(there, part))
+        assert getattr(here, part).dtype == getattr(there, part).dtype
+    assert here.widths is None
+
+
 def test_what_is_no_table_is_left_to_the_policy() -> None:
     class Depends:
         residency = True
@@ -90,5 +102,6 @@ def test_what_is_no_table_is_left_to_the_policy() -> None:
 def test_an_expert_that_there_is_not_is_refused() -> None:
     lookup = looked_up(spec(2), named("lru").width.bind(spec(2), Profile.empty(spec(2)), True))
     for expert in (EXPERTS + 1, -2):
-        with pytest.raises(CrispError, match=r"layer\.7: chose expert"):
-            lookup(0, "layer.7", torch.tensor([[0, expert]]), torch.tensor([[0.7, 0.3]]), None)
+        for one in (lookup, HostLookup(spec(2))):
+            with pytest.raises(CrispError, match=r"layer\.7: chose expert"):
+                one(0, "layer.7", torch.tensor([[0, expert]]), torch.tensor([[0.7, 0.3]]), None)

@@ -27,6 +27,9 @@ class FakeMeter:
     def start(self) -> None:
         self.calls.append("start")
 
+    def sample(self) -> None:
+        pass
+
     def stop(self) -> Reading:
         self.calls.append("stop")
         joules = self.joules.pop(0)

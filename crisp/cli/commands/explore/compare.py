@@ -97,19 +97,33 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 def _lines(comparison: Comparison, runs: Sequence[Run]) -> list[str]:
     from crisp.cli.output.columns import DASH, align_columns, format_numbers
+    from crisp.cli.output.measured import describe_repeats, format_with_error
     from crisp.run.compare import COUNTS, QUANTILES
 
     settings = runs[0].settings
     policy, budget = settings["policy"]["name"], settings["budget"]["asked"]
+    repeats = runs[1].provenance.get("repeats")
     cells: list[list[str]] = []
     for pair in comparison.pairs:
+        if pair.simulated is None and pair.measured is None:
+            continue
         both = format_numbers([pair.simulated, pair.measured], 0 if pair.metric in COUNTS else None)
+        if pair.half_width:
+            both[1] = format_with_error(pair.measured, pair.half_width)
         error = DASH if pair.error is None else f"{100 * pair.error:+.1f} %"
         cells.append([pair.metric, *both, error])
-    headings = ["", "simulated", "measured", "error"]
+        if repeats is not None:
+            cells[-1].append({None: DASH, True: "yes", False: "no"}[pair.differs])
+    headings = ["", "simulated", "measured", "error", *(["differs"] if repeats else [])]
     lines = [f"{policy} at {budget}: {', '.join(_names(runs))}", ""]
     lines += align_columns(headings, [list(column) for column in zip(*cells, strict=True)], text=1)
-    lines += ["", "error: simulated over measured, less 1", *_calibrated(settings)]
+    lines += ["", "error: simulated over measured, less 1"]
+    if repeats is not None:
+        lines += [
+            f"measured: {describe_repeats(repeats['runs'], repeats['ended'])}",
+            "differs: the simulated value is outside the interval",
+        ]
+    lines += _calibrated(settings)
     differences = comparison.timelines
     if differences is None:
         return [*lines, "no timelines were given: what happened in each event is not compared"]
@@ -119,7 +133,7 @@ def _lines(comparison: Comparison, runs: Sequence[Run]) -> list[str]:
         lines.append(f"error of the time of an event, percentiles {of}: {shown}")
     for what, difference in (
         ("load order", differences.loads),
-        ("computed pieces", differences.pieces),
+        ("computed blocks", differences.computed),
         ("resident blocks after each event", differences.residents),
     ):
         lines.append(f"{what}: {'identical' if difference is None else f'differ: {difference}'}")

@@ -127,7 +127,7 @@ def format_speeds(runs: Sequence[Run], budgets: Sequence[str]) -> list[str]:
     halves = []
     for head, metric, factor in (
         ("tokens/s at a budget of", "tokens_per_second", 1.0),
-        ("MB loaded a token", "bytes_per_token", 1e-6),
+        ("MB loaded a token", "decode_bytes_per_token", 1e-6),
     ):
         values = [float(run.metrics[metric] or 0) * factor for run in runs]
         shown = [f"{value:.0f}" if value >= 100 else f"{value:.1f}" for value in values]

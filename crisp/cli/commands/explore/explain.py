@@ -53,6 +53,7 @@ def explain(
 def explain_run(run: Run, which: str) -> list[str]:
     """Return the account of a run in a few lines; which: its number, in words."""
     from crisp.run.account import NEAR, time_account
+    from crisp.units import format_bytes
 
     parts = time_account(run)
     metrics, bounds = run.metrics, parts.bounds
@@ -62,18 +63,21 @@ def explain_run(run: Run, which: str) -> list[str]:
         _line(parts, parts.waits, "compute waits for loads"),
         _line(parts, parts.experts, "computing experts"),
         _line(parts, parts.layers, "router, attention and all else"),
+        *_phases(run),
         f"link busy {_percent(metrics['link_busy'])}, compute {_percent(metrics['compute_busy'])}",
     ]
     if bounds is None:
         return [*lines, _UNKNOWN]
+    loaded = (metrics["bytes_loaded"] or 0) / (metrics["tokens"] or 1)
+    fewest = float(metrics["belady_bytes_per_token"] or 0)
     lines[-1:-1] = [
         "bounds:",
-        _line(parts, bounds.io, f"bytes: {_size(run, 'bytes')} a token at the link's bandwidth"),
+        _line(parts, bounds.io, f"bytes: {format_bytes(loaded)} a token at the link's bandwidth"),
         _line(parts, bounds.order, "order: each event's tasks in their best order"),
         _line(
             parts,
             bounds.belady,
-            f"Belady: {_size(run, 'belady_bytes')} a token, what the best cache would load",
+            f"Belady: {format_bytes(fewest)} a token, what the best cache would load",
         ),
         _line(parts, bounds.compute, "compute: all experts at hand"),
     ]
@@ -155,10 +159,20 @@ def _machine(run: Run) -> str:
     return str((device or hardware or {"name": "an unnamed machine"})["name"])
 
 
-def _size(run: Run, name: str) -> str:
-    from crisp.units import format_bytes
+def _phases(run: Run) -> list[str]:
+    """Return a line for each phase of a run of both, as far as they are known."""
+    from crisp.run.metrics.phases import PHASES
 
-    return format_bytes(float(run.metrics[f"{name}_per_token"] or 0))
+    names = ("tokens", "ms_per_token", "stall_ms_per_token", "compute_ms_per_token",
+             "layer_ms_per_token")  # fmt: skip
+    of_phases = [[run.metrics[f"{phase}_{name}"] for name in names] for phase in PHASES]
+    if any(value is None for values in of_phases for value in values):
+        return []
+    return [
+        f"of {phase}, {tokens:,} tokens: {total:.3f} ms each, {waits:.3f} of it waits, "
+        f"{experts:.3f} experts, {layers:.3f} all else"
+        for phase, (tokens, total, waits, experts, layers) in zip(PHASES, of_phases, strict=True)
+    ]
 
 
 def _percent(share: float | None) -> str:

@@ -44,6 +44,7 @@ def simulate(
     prefetch: flags.Prefetch = None,
     rescale: flags.Rescale = None,
     routing: flags.Routing = None,
+    magnitude: flags.Magnitude = "none",
     loss: flags.Loss = None,
     phase: flags.Phase = "decode",
     batch: flags.Batch = 1,
@@ -129,6 +130,7 @@ def simulate(
         prefetch=prefetch,
         rescale=rescale,
         routing=routing,
+        magnitude=magnitude,
     )
     check_asked(asked, chosen)
     promises = describe_promises(setup, chosen, shares)

@@ -61,6 +61,7 @@ def sweep(
     prefetch: Annotated[Values, _values("Prefetchers.")] = None,
     rescale: Annotated[Values, _values("none, measured.")] = None,
     routing: Annotated[Values, _values("Routing rules.")] = None,
+    magnitude: Annotated[Values, _values("none, predicted.")] = None,
     loss: Annotated[
         Values, _values("What policy saliency may cost, in the place of its threshold.")
     ] = None,

@@ -8,10 +8,14 @@ from typing import Annotated
 import typer
 
 import crisp.capture
+from crisp.adapter import MagnitudePredictor
 from crisp.capture import Recipe
 from crisp.checkpoint.loading import load_model
 from crisp.cli.options.files import Name, check_outputs
 from crisp.cli.output.progress import progress_of
+from crisp.errors import CrispError
+from crisp.profile.metadata import FILE
+from crisp.quality.inputs import load_model_metadata
 from crisp.text_windows import check_texts
 from crisp.units import format_count
 
@@ -48,6 +52,14 @@ def capture(
         bool,
         typer.Option("--scores", help="Keep the router's logits of all experts in the trace."),
     ] = Recipe.scores,
+    magnitudes: Annotated[
+        bool,
+        typer.Option(
+            "--magnitudes",
+            help="Keep the predicted magnitudes of experts' outputs; for a model of crisp prepare "
+            "--magnitudes.",
+        ),
+    ] = False,
 ) -> None:
     """Record which experts a model chooses for texts.
 
@@ -61,11 +73,17 @@ def capture(
     recipe = Recipe(
         prompt_tokens, new_tokens, sequences, batch, temperature, seed, token_ids, scores
     )
+    prepared = load_model_metadata(model, None, None, progress_of) if magnitudes else None
+    if magnitudes and prepared is None:
+        raise CrispError(f"--magnitudes: {model} is not prepared: it holds no {FILE}")
     loaded = load_model(model)
     for note in loaded.notes:
         typer.echo(f"note: {note}", err=True)
+    predict = None
+    if prepared is not None:
+        predict = MagnitudePredictor(prepared[1].spec, prepared[1].profile())
     with progress_of(f"{loaded.name}: tokens") as update:
-        trace = crisp.capture.capture(loaded, texts, recipe, update)
+        trace = crisp.capture.capture(loaded, texts, recipe, update, predict)
     trace.save(out)
     decode = int(trace.phase.sum())
     typer.echo(

@@ -53,6 +53,7 @@ def evaluate(
     unit: flags.Unit = None,
     rescale: flags.Rescale = None,
     routing: flags.Routing = None,
+    magnitude: flags.Magnitude = "none",
     loss: flags.Loss = None,
     plugin: flags.Plugin = None,
     block: Annotated[
@@ -134,7 +135,7 @@ def evaluate(
     cache_budget = None if budget is None else Budget.parse(budget)
     widths = [None] if width is None else split_list(width, "--width")
     chosen = [
-        _policy(name, spelled, cache, scope, unit, rescale, routing, cache_budget)
+        _policy(name, spelled, cache, scope, unit, rescale, routing, magnitude, cache_budget)
         for name in split_list(policy, "--policy")
         for spelled in widths
     ]
@@ -209,6 +210,7 @@ def _policy(
     unit: str | None,
     rescale: str | None,
     routing: str | None,
+    magnitude: str,
     budget: Budget | None,
 ) -> tuple[str, Policy]:
     """Return (its width as it was spelled, the policy)."""
@@ -222,6 +224,7 @@ def _policy(
         unit=unit,
         rescale=rescale,
         routing=routing,
+        magnitude=magnitude,
     )
     if budget is None and policy.routing.active:
         raise CrispError(

@@ -16,12 +16,7 @@ from crisp.errors import CrispError
 from crisp.extensions import find_name
 from crisp.files import check_readable
 from crisp.model.spec import ModelSpec
-from crisp.trace.importing.engines import ENGINES, not_recognised, recognise_log
-from crisp.trace.importing.engines.cache_eval import BELONG
-from crisp.trace.importing.engines.log import check_sizes
-from crisp.trace.importing.log import import_log
-from crisp.trace.importing.readers import ENDINGS, READERS
-from crisp.trace.importing.table import import_table
+from crisp.trace.importing.engine_names import ENGINE_NAMES
 from crisp.units import format_count
 
 _TABLE = "table"  # --from: whichever kind of table the file's ending says
@@ -66,13 +61,19 @@ def import_trace(
         typer.Option(
             "--from",
             metavar="NAME",
-            help=f"{', '.join(ENGINES)}; table, or parquet, csv, jsonl; or a plugin's importer. "
-            "Default: by content.",
+            help=f"{', '.join(ENGINE_NAMES)}; table, or parquet, csv, jsonl; or a plugin's "
+            "importer. Default: by content.",
         ),
     ] = None,
     plugin: flags.Plugin = None,
 ) -> None:
     """Make a trace of another engine's log, or of a long table."""
+    # here, so that other commands need not import pyarrow
+    from crisp.trace.importing.engines.cache_eval import BELONG
+    from crisp.trace.importing.engines.log import check_sizes
+    from crisp.trace.importing.log import import_log
+    from crisp.trace.importing.table import import_table
+
     if model is not None and (experts is not None or layers is not None):
         raise CrispError("import: expected either --model, or --experts and --layers; found both")
     check_sizes(experts, layers, top_k)
@@ -139,11 +140,14 @@ def import_trace(
 
 def _engine_of(files: list[Path], reader: str | None, column: str | None) -> str | None:
     """Return the engine whose log the files are, as said or by their content; None: a table."""
+    from crisp.trace.importing.engines import not_recognised, recognise_log
+    from crisp.trace.importing.readers import ENDINGS, READERS
+
     if reader is not None:
-        find_name(ChainMap(READERS, dict.fromkeys([*ENGINES, _TABLE])), reader, "importer")
-        if reader in ENGINES and column is not None:
+        find_name(ChainMap(READERS, dict.fromkeys([*ENGINE_NAMES, _TABLE])), reader, "importer")
+        if reader in ENGINE_NAMES and column is not None:
             raise CrispError(f"--column: is for tables; --from {reader} knows its columns")
-        return reader if reader in ENGINES else None
+        return reader if reader in ENGINE_NAMES else None
     if column is not None:
         return None
     check_readable(files[0])

@@ -39,6 +39,11 @@ _CURVE = typer.Option(
     help="Measure in these budgets, such as 10%,20%,50%, what thresholds of policy saliency lose: "
     "for --loss.  [default: not]",
 )
+_MAGNITUDES = typer.Option(
+    "--magnitudes",
+    help="Measure what a layer's input foretells of each expert's output, for --magnitude "
+    "predicted.  [default: not]",
+)
 _BLOCK = typer.Option(help="Neurons of a block.  [default: an eighth of d_ff, rounded up to 16]")
 
 
@@ -64,6 +69,7 @@ def prepare(
         typer.Option("--dequantize", help="Write a quantised model in bf16, not in its format."),
     ] = False,
     loss_curve: Annotated[str | None, _CURVE] = None,
+    magnitudes: Annotated[bool, _MAGNITUDES] = False,
 ) -> None:
     """Put a model's neurons in order of importance.
 
@@ -79,7 +85,7 @@ def prepare(
         )
     request = PreparationRequest(
         texts, method, NeuronOrder.read(order), window, tokens, block, layerwise, width_losses,
-        dequantize, None if budgets is None else _curve_tokens(tokens),
+        dequantize, None if budgets is None else _curve_tokens(tokens), magnitudes,
     )  # fmt: skip
     with _stages() as report:
 
@@ -110,6 +116,7 @@ def refresh(
     tokens: Annotated[int | None, _TOKENS] = None,
     width_losses: Annotated[int | None, _LOSSES] = None,
     loss_curve: Annotated[str | None, _CURVE] = None,
+    magnitudes: Annotated[bool, _MAGNITUDES] = False,
 ) -> None:
     """Count anew for a prepared model, from other text.
 
@@ -134,6 +141,7 @@ def refresh(
         before.spec.block,
         width_losses=width_losses,
         curve_tokens=None if budgets is None else _curve_tokens(tokens),
+        magnitudes=magnitudes,
     )
     with _stages() as report:
         metadata = pipeline.refresh(model, request, report)

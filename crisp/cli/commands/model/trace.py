@@ -19,10 +19,8 @@ from crisp.profile import Profile, tiers
 from crisp.report.plots import check_format
 from crisp.trace import RoutingTrace
 from crisp.trace.bundled import SUFFIX, resolve_trace
-from crisp.trace.chains import read_chains
 from crisp.trace.describe import BOTTOM, TOP, Description, describe, percent_of
 from crisp.trace.plot import draw_combinations
-from crisp.trace.synth import synthesize
 from crisp.units import format_count
 
 app = typer.Typer(help="Routing traces: look at them, check, import, capture and draw them.")
@@ -91,6 +89,9 @@ def synth(
     sequences: Annotated[int, typer.Option(help="Sequences, of equal length.")] = 1,
 ) -> None:
     """Draw a synthetic top-2 trace from statistics of a real one."""
+    from crisp.trace.chains import read_chains  # here: they import pyarrow
+    from crisp.trace.synth import synthesize
+
     inputs = [("--pairs", pairs), ("--persistence", persistence)]
     check_outputs({"--out": out}, inputs, stdout=False)
     chains = read_chains(pairs, persistence)
@@ -122,7 +123,11 @@ def _print(name: str, facts: Description) -> None:
         key: header[key] for key in ("model", "dataset", "tokenizer", "note") if header[key]
     }
     origin = header["origin"] + (f", seed {header['seed']}" if header["seed"] is not None else "")
-    has = [what for what in ("weights", "guess", "token", "scores") if getattr(facts, what)]
+    has = [
+        what
+        for what in ("weights", "guess", "token", "scores", "magnitudes")
+        if getattr(facts, what)
+    ]
     least, quarter, half, three, most = facts.lengths
     each = f"{least} to {most}, quartiles {quarter}, {half}, {three}"
     if least == most:

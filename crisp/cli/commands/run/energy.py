@@ -89,7 +89,7 @@ def lines(measured: MeteredCommand, tokens: int | None) -> list[str]:
     from statistics import fmean
 
     from crisp.cli.output.columns import DASH, format_numbers
-    from crisp.cli.output.joules import describe_repeats, format_with_error, short_window_notes
+    from crisp.cli.output.measured import describe_repeats, format_with_error, short_window_notes
     from crisp.hw.telemetry.metered_command import NO_REST
 
     text = " ".join(shlex.join(measured.command).split())

@@ -41,6 +41,7 @@ def generate(
         str | None, typer.Option(help="A machine's profile, for order johnson and modelled energy.")
     ] = None,
     modelled_energy: flags.ModelledEnergy = False,
+    repeats: flags.Repeats = None,
     energy_within: flags.EnergyWithin = None,
     energy_repeats: flags.EnergyRepeats = None,
     metadata: Annotated[
@@ -59,6 +60,7 @@ def generate(
     prefetch: flags.Prefetch = None,
     rescale: flags.Rescale = None,
     routing: flags.Routing = None,
+    magnitude: flags.Magnitude = "none",
     loss: flags.Loss = None,
     chunk: flags.Chunk = "512",
     seed: flags.Seed = 0,
@@ -76,6 +78,7 @@ def generate(
 
     Routed experts are loaded as they are needed; everything else stays in memory.
     """
+    from crisp.checkpoint.lean_imports import lean_imports
     from crisp.cli.options.devices import device_options, open_store
     from crisp.cli.options.files import check_no_folder, check_outputs
     from crisp.cli.output.dry_run import dry_run_summary
@@ -109,7 +112,7 @@ def generate(
     check_outputs({**files, "--record": record}, inputs)
     share = Budget.parse(budget)
     asked = None if loss is None else parse_loss(loss)
-    rule = StoppingRule.parse(energy_within, energy_repeats)
+    rule = StoppingRule.parse(energy_within, energy_repeats, runs=repeats)
     options = device_options(
         device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
         loads_from=loads_from, read=read, progress=ReadingProgress(),
@@ -117,7 +120,7 @@ def generate(
     conditions = Conditions(granularity, "all", 1, parse_chunk(chunk), seed)
     chosen = named(
         policy, width=width, order=order, cache=cache, scope=scope, unit=unit, prefetch=prefetch,
-        rescale=rescale, routing=routing, seed=seed,
+        rescale=rescale, routing=routing, magnitude=magnitude, seed=seed,
     )  # fmt: skip
     machine = None if hardware is None else hardware_profile(hardware)
     power_model(machine, modelled_energy)  # else it would be missed after loading
@@ -139,6 +142,7 @@ def generate(
         print(dry_run_summary([(title, case)]))
         return
     with progress_share("loading") as update:
+        lean_imports()
         resident = open_resident(
             model, opened, device=options.torch_device, verify=verify,
             progress=lambda done, total: update(done / max(1, total)),
@@ -169,7 +173,7 @@ def generate(
         generated = once(sinks, show)
     if record is not None:
         generated.trace.save(record)
-    with progress_share("writing it again, for its joules"):
+    with progress_share("writing it again"):
         repeated, interrupt = repeat_run(generated.run, lambda: once().run, rule)
     outputs.write_runs([repeated])
     print(f"\n{summary(repeated, len(generated.tokens))}", file=people)
@@ -197,7 +201,7 @@ def _printing(people: TextIO) -> Iterator[Callable[[str], None]]:
 def summary(run: Run, tokens: int) -> str:
     """Return what came of a generation, in a line or two; tokens: that were written."""
     from crisp.cli.output.columns import DASH, format_numbers
-    from crisp.cli.output.joules import describe_joules, describe_source
+    from crisp.cli.output.measured import describe_joules, describe_source, describe_speed
     from crisp.units import format_count
 
     metrics, why = run.metrics, run.unavailable
@@ -211,15 +215,21 @@ def summary(run: Run, tokens: int) -> str:
         f"{format_count(tokens, 'token')} ({metrics['tokens']:,} with the prompt)",
         shown("tokens_per_second", "tokens/s"),
         shown("ttft_ms", "ms to the first"),
-        shown("bytes_per_token", "MB/token", 1e-6),
+        shown("decode_bytes_per_token", "MB/token", 1e-6),
         shown("hit_rate", "% hits", 100),
-        shown("energy_j_per_token", "J/token"),
+        shown("decode_energy_j_per_token", "J/token"),
     ]
     setting = f"{run.settings['policy']['name']} at {run.settings['budget']['asked']}"
     lines = [f"{setting}: {', '.join(parts)}"]
-    missing = {"tokens_per_second": "tokens/s", "hit_rate": "hits", "energy_j_per_token": "J/token"}
+    missing = {
+        "tokens_per_second": "tokens/s",
+        "hit_rate": "hits",
+        "decode_energy_j_per_token": "J/token",
+    }
     lines += [f"{head} {DASH}: {why[metric]}" for metric, head in missing.items() if metric in why]
-    if metrics["energy_j_per_token"] is not None:
+    if (speed := describe_speed(run)) is not None:
+        lines.append(f"speed: {speed}")
+    if metrics["energy_j"] is not None:
         first, *more = describe_joules(run)
         lines += [f"energy {describe_source(run)}: {first}", *more]
     return "\n".join(lines)

@@ -29,6 +29,7 @@ def replay(
         str | None, typer.Option(help="A machine's profile, for order johnson and modelled energy.")
     ] = None,
     modelled_energy: flags.ModelledEnergy = False,
+    repeats: flags.Repeats = None,
     energy_within: flags.EnergyWithin = None,
     energy_repeats: flags.EnergyRepeats = None,
     profile: flags.ProfileTrace = None,
@@ -42,6 +43,7 @@ def replay(
     prefetch: flags.Prefetch = None,
     rescale: flags.Rescale = None,
     routing: flags.Routing = None,
+    magnitude: flags.Magnitude = "none",
     loss: flags.Loss = None,
     phase: flags.Phase = "decode",
     batch: flags.Batch = 1,
@@ -97,7 +99,7 @@ def replay(
     outputs.check(len(policies) * len(budgets), inputs)
     shares = [Budget.parse(text) for text in budgets]
     asked = None if loss is None else parse_loss(loss)
-    rule = StoppingRule.parse(energy_within, energy_repeats)
+    rule = StoppingRule.parse(energy_within, energy_repeats, runs=repeats)
     options = device_options(
         device, threads=threads, link_limit=link_limit, verify=verify, host_limit=host_limit,
         loads_from=loads_from, read=read, progress=ReadingProgress(),
@@ -126,6 +128,7 @@ def replay(
         prefetch=prefetch,
         rescale=rescale,
         routing=routing,
+        magnitude=magnitude,
     )
     power_model(setup.hardware, modelled_energy)  # else it would be missed after the first run
     check_asked(asked, chosen)

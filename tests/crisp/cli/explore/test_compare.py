@@ -46,7 +46,7 @@ def test_the_figures_stand_side_by_side(crisp: Callable, runs: tuple[Path, Path]
     assert float(cells["ms_per_token_p50"][2]) == pytest.approx(error, abs=0.05)
     assert lines[-3:] == [
         "load order: identical",
-        "computed pieces: identical",
+        "computed blocks: identical",
         "resident blocks after each event: identical",
     ]
     assert lines[-4].startswith("error of the time of an event, percentiles 5, 50, 95: ")

@@ -61,7 +61,9 @@ def test_a_folder_that_cannot_be_made(crisp: Callable, tmp_path: Path) -> None:
 def test_speeds_stand_beside_bytes() -> None:
     def run(policy: str, budget: str, speed: float, n_bytes: float) -> Run:
         settings = {"policy": {"name": policy}, "budget": {"asked": budget}}
-        return Run(settings, {"tokens_per_second": speed, "bytes_per_token": n_bytes}, {}, {})
+        return Run(
+            settings, {"tokens_per_second": speed, "decode_bytes_per_token": n_bytes}, {}, {}
+        )
 
     runs = [
         run("fo", "10%", 2.17, 9e9),

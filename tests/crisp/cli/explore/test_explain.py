@@ -17,15 +17,15 @@ def run(kind: str = "discrete", **metrics: float) -> Run:
     values: dict[str, Any] = {
         "total_ns": 10_000_000_000,
         "tokens": 1000,
-        "stall_ms_per_token": 6.0,
-        "compute_ms_per_token": 3.0,
-        "layer_ms_per_token": 1.0,
+        "stall_ns": 6_000_000_000,
+        "compute_ns": 3_000_000_000,
+        "layer_ns": 1_000_000_000,
         "io_bound_ms_per_token": 5.0,
         "order_bound_ms_per_token": 7.0,
         "belady_bound_ms_per_token": 4.5,
         "compute_bound_ms_per_token": 4.0,
         "memory_bound_ms_per_token": None,
-        "bytes_per_token": 80e6,
+        "bytes_loaded": 80_000_000_000,
         "belady_bytes_per_token": 72e6,
         "link_busy": 0.5,
         "compute_busy": 0.4,
@@ -42,9 +42,9 @@ def run(kind: str = "discrete", **metrics: float) -> Run:
         ({"order_bound_ms_per_token": 9.9, "io_bound_ms_per_token": 8.9}, "order"),
         (
             {
-                "stall_ms_per_token": 0.5,
-                "compute_ms_per_token": 8.0,
-                "layer_ms_per_token": 1.5,
+                "stall_ns": 500_000_000,
+                "compute_ns": 8_000_000_000,
+                "layer_ns": 1_500_000_000,
                 "compute_bound_ms_per_token": 9.5,
             },
             "compute",
@@ -60,7 +60,7 @@ def test_the_near_bound_explains_nine_tenths_of_the_time(
 
 def test_a_slowed_computation_is_no_bound() -> None:
     """Where the memory is shared, computing beside loads takes longer than alone."""
-    slowed = {"stall_ms_per_token": 0.0, "compute_ms_per_token": 9.0}
+    slowed = {"stall_ns": 0, "compute_ns": 9_000_000_000}
     assert time_account(run("unified", **slowed, compute_bound_ms_per_token=9.9)).near == "compute"
     assert time_account(run("unified", **slowed, compute_bound_ms_per_token=6.0)).near == "none"
 

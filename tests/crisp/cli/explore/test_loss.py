@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,6 +75,21 @@ def test_what_cannot_be_asked_is_refused(crisp: Callable, metadata: Path) -> Non
     assert "without another --scope" in refused(*asked, "--policy", "saliency", "--scope", "global")
     assert "at most 20%" in refused("--metadata", metadata, "--loss", "40%", "--policy", "saliency")
     assert "crisp prepare" in refused("--loss", "2%", "--policy", "saliency")
+
+
+def test_a_sweep_says_whose_loss_it_is(crisp: Callable, metadata: Path, tmp_path: Path) -> None:
+    def swept(policies: str) -> Any:
+        return crisp(
+            "sweep", "--trace", TRACE, "--metadata", metadata, "--limit", 3, "--budget", "10%",
+            "--loss", "2%", "--policy", policies, "--out", tmp_path / "found.parquet",
+        )  # fmt: skip
+
+    done = swept("lru,crisp")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "error: --loss: is for policy saliency, which --policy does not name\n"
+    done = swept("lru,saliency")
+    assert done.code == 0
+    assert "--loss: for policy saliency alone, not for lru\n" in done.out + done.err
 
 
 def test_tune_says_what_takes_least_and_the_command_takes_that(

@@ -317,6 +317,8 @@ expert_compute_ms = {{ value = 1, source = "a test" }}
         ("--policy fo --prefetch previous", "policy fo: order sequential lets nothing overlap"),
         ("--cache belady --prefetch previous", "policy lru: cache belady bounds what is loaded on"),
         ("--cache suffix-lru", "cache suffix-lru: needs unit block, found expert"),
+        ("--magnitude predict", "unknown magnitude 'predict'; did you mean 'predicted'?"),
+        ("--magnitude predicted", "policy lru: magnitude predicted: the trace has no magnitudes;"),
         ("--routing cash-prior", "unknown routing 'cash-prior'; did you mean 'cache-prior'?"),
         ("--routing skip-missing", "routing skip-missing(keep=1): asks for the router's scores of"),
     ],

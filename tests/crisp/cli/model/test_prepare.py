@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -13,6 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from crisp.profile.metadata import FILE, Metadata
+from crisp.trace import RoutingTrace
 from tests.crisp.cli.conftest import Done
 
 ROOT = Path(__file__).parents[4]
@@ -65,6 +67,35 @@ def test_a_model_is_prepared_simulated_and_refreshed(crisp: Crisp, tmp_path: Pat
     done = crisp("prepare", out, *OPTIONS, "--out", tmp_path / "again")
     assert (done.code, done.out) == (2, "")
     assert "is prepared already" in done.err
+
+
+def test_magnitudes_go_from_preparation_to_a_simulated_trace(crisp: Crisp, tmp_path: Path) -> None:
+    out, trace = tmp_path / "model", tmp_path / "m.trace.safetensors"
+    done = crisp("prepare", MODEL, *OPTIONS, "--magnitudes", "--out", out)
+    assert (done.code, done.err) == (0, "")
+    assert (out / "crisp.magnitudes.safetensors").stat().st_size < 6 * 8 * 129 * 2 + 300
+    short = ("--text", TEXT, "--sequences", 2, "--prompt-tokens", 40, "--new-tokens", 4)
+    done = crisp("trace", "capture", out, *short, "--out", trace, "--magnitudes")
+    assert (done.code, done.err) == (0, "")
+    kept = RoutingTrace.load(trace)
+    assert kept.magnitudes is not None and kept.magnitudes.std() > 0.01
+    loaded = []
+    for magnitude in ("none", "predicted"):
+        done = crisp(
+            "simulate", trace, "--policy", "saliency", "--magnitude", magnitude, "--budget", "20%",
+            "--phase", "all", "--metadata", out / FILE, "--json", tmp_path / "run.json",
+        )  # fmt: skip
+        assert (done.code, done.err) == (0, "")
+        loaded.append(json.loads((tmp_path / "run.json").read_text())["metrics"]["bytes_loaded"])
+    assert loaded[0] != loaded[1]
+    done = crisp(
+        "simulate", trace, "--policy", "saliency", "--magnitude", "predicted", "--budget", "20%",
+        "--loss", "2%", "--metadata", out / FILE,
+    )  # fmt: skip
+    assert "--loss: was measured for policy saliency as it is, without another --m" in done.err
+    done = crisp("trace", "capture", MODEL, *short, "--out", tmp_path / "no", "--magnitudes")
+    assert (done.code, done.out) == (2, "")
+    assert "is not prepared: it holds no crisp.safetensors" in done.err
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,13 @@ from crisp.profile import Profile
 from crisp.run.case import Case, Conditions
 from crisp.run.driver import replay_timeline
 from crisp.run.sinks import FullTimeline
-from crisp.run.timeline import BLOCKS, COMPUTE, EVENT, EXPERT, FIRST, KIND, LAYER_ID, LOAD, PREFETCH
+from crisp.run.timeline import BLOCKS, EXPERT, FIRST, KIND, LAYER_ID, LOAD, PREFETCH
 from crisp.sim.hardware import hardware_profile
 from crisp.sim.simulate import simulate
 from crisp.trace import Header, RoutingTrace
 from crisp.trace.fitting import fit_to_trace
 from tests.hw.sampled import peak
+from tests.hw.timelines import computed, of_kind
 
 pytest.importorskip("torch")
 pytest.importorskip("xxhash")
@@ -78,10 +79,6 @@ def replayed(one: Case, store: Store, **how: Any) -> tuple[Any, list[list[int]],
         outputs=lambda out: outputs.append(out.numpy().copy()),
     )  # fmt: skip
     return everything.rows, states, outputs
-
-
-def of_kind(rows: Any, kind: int) -> list[list[int]]:
-    return rows[rows[:, KIND] == kind][:, [EVENT, LAYER_ID, EXPERT, FIRST, BLOCKS]].tolist()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +126,7 @@ def test_it_decides_as_the_simulator_does(
         watch=lambda scheduler: expected.append(list(scheduler.residency.resident)),
     )  # fmt: skip
     assert of_kind(rows, LOAD) == of_kind(everything.rows, LOAD)
-    assert sorted(of_kind(rows, COMPUTE)) == sorted(of_kind(everything.rows, COMPUTE))
+    assert computed(rows) == computed(everything.rows)
     assert states == expected
 
 

@@ -1,4 +1,4 @@
-"""Joules for people: how much, how well that is known, and where it comes from."""
+"""Measured figures for people: how much, how well that is known, and where it comes from."""
 
 from __future__ import annotations
 
@@ -21,23 +21,50 @@ def describe_source(run: Run) -> str:
 
 
 def describe_joules(run: Run) -> list[str]:
-    """Describe the joules a token of a run that has them, gross and net, a line each."""
-    gross, net = (run.metrics[f"energy_{kind}j_per_token"] for kind in ("", "net_"))
-    origin = run.provenance["energy"]
-    repeats = origin.get("repeats", {})
-    halves = [repeats.get(f"half_width_{kind}j_per_token") for kind in ("", "net_")]
-    gross_text, net_text = (
-        format_with_error(value, half) for value, half in zip((gross, net), halves, strict=True)
-    )
-    text = f"{gross_text} J/token, of it {net_text} above rest"
-    if net is None:
-        text += f" ({run.unavailable['energy_net_j_per_token']})"
-    each = repeats.get("each")
-    if each is None:
-        each = [{"joules": (gross or 0) * (run.metrics["tokens"] or 0), **origin}]
-    else:
-        text += f"; {describe_repeats(len(each), repeats['ended'])}"
-    return [text, *short_window_notes(each, repeats.get("within"))]
+    """Describe the joules of a run that has them, gross and net, a line each: a token of one phase,
+    else of all.
+    """
+    from crisp.run.repeats import half_width
+
+    parts = list[str]()
+    for before, after, unit in (
+        ("decode_", "_per_token", "J/token"),
+        ("prefill_", "_per_token", "J/token of prompts"),
+        ("", "", "J in all"),
+    ):
+        names = [f"{before}energy_{kind}j{after}" for kind in ("", "net_")]
+        if run.metrics[names[0]] is None or (not before and parts):
+            continue
+        gross, net = (format_with_error(run.metrics[name], half_width(run, name)) for name in names)
+        parts.append(f"{gross} {unit}, of it {net} above rest")
+        if run.metrics[names[1]] is None:
+            parts[-1] += f" ({run.unavailable[names[1]]})"
+    text, repeats = "; ".join(parts), run.provenance.get("repeats")
+    if repeats is not None:
+        text += f"; {describe_repeats(repeats['runs'], repeats['ended'])}"
+        return [text, *short_window_notes(repeats["windows"], repeats["within"])]
+    window = {"joules": run.metrics["energy_j"], **run.provenance["energy"]}
+    return [text, *short_window_notes([window], None)]
+
+
+def describe_speed(run: Run) -> str | None:
+    """Describe the speed of a run that was repeated; None: it was not."""
+    from crisp.run.repeats import half_width
+
+    repeats = run.provenance.get("repeats")
+    if repeats is None:
+        return None
+    parts = [
+        f"{format_with_error(run.metrics[name], half_width(run, name))} {unit}"
+        for name, unit in (
+            ("tokens_per_second", "tokens/s"),
+            ("ms_per_token_p50", "ms p50"),
+            ("prefill_tokens_per_second", "prompt tokens/s"),
+            ("ttft_ms", "ms to the first"),
+        )
+        if run.metrics[name] is not None
+    ]
+    return f"{', '.join(parts)}; {describe_repeats(repeats['runs'], repeats['ended'])}"
 
 
 def describe_repeats(runs: int, ended: str) -> str:

@@ -32,7 +32,6 @@ from typing import Any, TypeVar
 from crisp.hw.devices.batch import ExpertBatch
 from crisp.hw.devices.protocol import BlockRange, Copy, Device
 from crisp.hw.devices.slots import Slots
-from crisp.hw.store.block_io import IN_FLIGHT
 from crisp.model.spec import ModelSpec
 from crisp.run.driver import Driver
 from crisp.run.finish import HostTimes
@@ -203,8 +202,7 @@ class Executor:
         if load is not None:
             slots = self._slots.take(load)
             self._load_since = self._now()
-            then = self._slots.ahead(load, IN_FLIGHT - 1)
-            copy = Copy(load.row, load.expert, load.first, slots, then)
+            copy = Copy(load.row, load.expert, load.first, slots, self._slots.ahead(load))
             self.device.copy(copy, self._loaded)
 
     def _begin_compute(self) -> None:

@@ -17,7 +17,7 @@ from statistics import median, quantiles
 
 from matrix import GEOMETRIES, WHOLE, Cell, Geometry
 
-from crisp.hw import executor
+from crisp.hw.devices import slots
 from crisp.hw.devices.options import DeviceOptions
 from crisp.hw.replay import replay
 from crisp.hw.store import block_io
@@ -45,7 +45,7 @@ def _line(geometry: Geometry, folder: Path, rounds: int, tokens: int) -> str:
     rates: dict[int, list[float]] = {number: [] for number in NUMBERS}
     for _ in range(rounds):
         for number in draw.sample(NUMBERS, len(NUMBERS)):
-            executor.IN_FLIGHT = block_io.IN_FLIGHT = number
+            slots.IN_FLIGHT = block_io.IN_FLIGHT = number
             metrics = replay(case, store, DeviceOptions()).metrics
             loading_ns = float(metrics["link_busy"] or 0) * float(metrics["total_ns"] or 0)
             rates[number].append(float(metrics["bytes_loaded"] or 0) / loading_ns)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from crisp.errors import InvariantError
+from crisp.hw.store.block_io import IN_FLIGHT
 from crisp.model.spec import ModelSpec
 from crisp.scheduler.residency import Eviction
 from crisp.scheduler.scheduler import STAGING_EXPERTS
@@ -96,8 +97,9 @@ class Slots:
         self._resident[task.entry] += taken[: max(0, task.transient - load.first)]
         return taken
 
-    def ahead(self, load: Load, most: int) -> Sequence[int]:
-        """Reserve and return the slots of at most ``most`` single blocks that are loaded next.
+    def ahead(self, load: Load) -> Sequence[int]:
+        """Reserve and return the slots of the single blocks that are loaded next, as far as they
+        are known and the disk is given them along with ``load``.
 
         They are known while a task has more blocks to load: these follow each other, and room for
         all of them was set aside.
@@ -105,7 +107,9 @@ class Slots:
         task = load.task
         if task is None or load.prefetch:
             return ()
-        self._promised = [self._free.pop() for _ in range(min(most, task.width - task.issued))]
+        self._promised = [
+            self._free.pop() for _ in range(min(IN_FLIGHT - 1, task.width - task.issued))
+        ]
         return self._promised
 
     def of(self, task: Task, first: int, last: int) -> list[int]:

@@ -5,6 +5,7 @@ The experts' parameters remain on torch's meta device.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -101,6 +102,9 @@ def open_resident(
     _forget(checkpoint)
     if device == "cpu":
         _read_ahead(checkpoint, filter(None, map(conversion.stored, wanted)))
+        for tensor in model.state_dict().values():
+            if not tensor.is_meta and tensor.is_contiguous():  # a byte of each page
+                tensor.reshape(-1).view(torch.uint8)[:: mmap.PAGESIZE].sum()
     return_freed_memory()
     with one_line_errors(str(folder), "its generation_config.json"):
         if (folder / "generation_config.json").exists():
@@ -169,7 +173,7 @@ def _forget(checkpoint: Checkpoint) -> None:
 
 
 def _read_ahead(checkpoint: Checkpoint, mapped: Iterable[TensorEntry]) -> None:
-    """Have the system read the tensors that are mapped; nothing waits for it."""
+    """Have the system begin to read the tensors that are mapped."""
     with ExitStack() as stack:
         files = {
             shard: stack.enter_context((checkpoint.folder / shard).open("rb")).fileno()

@@ -139,11 +139,17 @@ clean:
 	@$(TEST)/python -m pip install $(PIP_FLAGS) -e '.[eval,dev]'
 	@touch $@
 
-# What is compared with: none of it is a dependency. llama.cpp is built, for a quarter of an hour.
+# What is compared with: none of it is a dependency. llama.cpp is built for this very processor, as
+# its prebuilt wheels stop at AVX2: for ten minutes on two cores. Without AMX, which a virtual
+# machine may show and not allow: llama.cpp then dies of an illegal instruction. Not from pip's cache:
+# that may hold a wheel built with other flags.
+LLAMA_FLAGS := $(if $(filter x86_64,$(shell uname -m)),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
 .venv-peers/installed: pyproject.toml constraints.txt
 	$(call environment,.venv-peers)
-	@echo "Installing CRISP and its peers into .venv-peers (twenty minutes) ..."
-	@.venv-peers/bin/python -m pip install $(PIP_FLAGS) -e '.[hf]' 'accelerate>=1' gguf llama-cpp-python==0.3.36
+	@echo "Installing CRISP and its peers into .venv-peers (a quarter of an hour) ..."
+	@.venv-peers/bin/python -m pip install $(PIP_FLAGS) -e '.[hf]' 'accelerate>=1' gguf
+	@CMAKE_ARGS=-DLLAVA_BUILD=OFF CFLAGS="$(LLAMA_FLAGS)" CXXFLAGS="$(LLAMA_FLAGS)" \
+	  .venv-peers/bin/python -m pip install $(PIP_FLAGS) --no-cache-dir llama-cpp-python==0.3.36
 	@touch $@
 
 # The environment in folder $(1), made if it is not there (or was left half made).

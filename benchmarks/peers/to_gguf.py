@@ -1,5 +1,6 @@
-"""Convert the checkpoint to GGUF for llama.cpp, number for number: `to_gguf.py FOLDER FILE`.
+"""Convert the checkpoint to GGUF for llama.cpp, number for number.
 
+Run alone: `python -m benchmarks.peers.to_gguf FOLDER FILE`.
 (The module is not called gguf.py, which would hide the package of that name.)
 """
 

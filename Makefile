@@ -139,17 +139,11 @@ clean:
 	@$(TEST)/python -m pip install $(PIP_FLAGS) -e '.[eval,dev]'
 	@touch $@
 
-# What is compared with: none of it is a dependency. llama.cpp is built for this very processor, as
-# its prebuilt wheels stop at AVX2: for ten minutes on two cores. Without AMX, which a virtual
-# machine may show and not allow: llama.cpp then dies of an illegal instruction. Not from pip's cache:
-# that may hold a wheel built with other flags.
-LLAMA_FLAGS := $(if $(filter x86_64,$(shell uname -m)),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+# What is compared with: none of it is a dependency. xllamacpp is llama.cpp, prebuilt.
 .venv-peers/installed: pyproject.toml constraints.txt
 	$(call environment,.venv-peers)
-	@echo "Installing CRISP and its peers into .venv-peers (a quarter of an hour) ..."
-	@.venv-peers/bin/python -m pip install $(PIP_FLAGS) -e '.[hf]' 'accelerate>=1' gguf
-	@CMAKE_ARGS=-DLLAVA_BUILD=OFF CFLAGS="$(LLAMA_FLAGS)" CXXFLAGS="$(LLAMA_FLAGS)" \
-	  .venv-peers/bin/python -m pip install $(PIP_FLAGS) --no-cache-dir llama-cpp-python==0.3.36
+	@echo "Installing CRISP and its peers into .venv-peers (some minutes, from the package index) ..."
+	@.venv-peers/bin/python -m pip install $(PIP_FLAGS) -e '.[hf]' 'accelerate>=1' gguf xllamacpp==2026.10.11549
 	@touch $@
 
 # The environment in folder $(1), made if it is not there (or was left half made).

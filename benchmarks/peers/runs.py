@@ -8,9 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -97,27 +96,24 @@ def _transformers(
 
 def llama(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     """Run llama.cpp with its weights mapped into memory, as they are in the file."""
-    return _llama(llama_cpp(_gguf(settings), settings.threads, repack=False), settings, watch)
+    return _llama(settings, watch, repack=False)
 
 
 def llama_repacked(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     """Run llama.cpp with its quantised weights copied in the order that the processor prefers."""
-    return _llama(llama_cpp(_gguf(settings), settings.threads, repack=True), settings, watch)
+    return _llama(settings, watch, repack=True)
 
 
-def _gguf(settings: argparse.Namespace) -> Path:
-    return Path(settings.folder / f"{settings.format}.gguf")
-
-
-def _llama(
-    opened: tuple[str, Iterator[int]], settings: argparse.Namespace, watch: Watch
-) -> dict[str, Any]:
-    built_for, tokens = opened
-    ids = list[int]()
-    with suppress(Enough):
-        for token in islice(tokens, settings.tokens + 1):
-            ids.append(token)
+def _llama(settings: argparse.Namespace, watch: Watch, repack: bool) -> dict[str, Any]:
+    def on_token() -> bool:
+        try:
             watch.tick()
+        except Enough:  # it is called from threads of llama.cpp's, which know no exceptions
+            return True
+        return False
+
+    file = settings.folder / f"{settings.format}.gguf"
+    ids, built_for = llama_cpp(file, settings.threads, settings.tokens + 1, repack, on_token)
     return {"ids": ids, "built_for": built_for}
 
 

@@ -109,14 +109,14 @@ def _format(format: str, record: dict[str, Any], told: dict[str, Any]) -> list[s
         says = ", ".join(str(kept[cap]) for cap in caps if cap in kept)
         lines += ["", f"Of {told['layers']} layers accelerate kept {says} in memory."]
     lines += [""]
+    if format == "int4":
+        lines.append("The two round weights differently, so their texts differ.")
+        return [*lines, ""]
     for other in ("transformers", "llama.cpp"):
         same, of = same_tokens(record, other)
         if of:
             lines.append(f"CRISP and {other} write the same first {same} of {of} tokens.")
-    if format == "int4":
-        lines.append("The two round weights differently, so their texts need not agree.")
-    else:
-        lines.append("Random weights leave small margins, where the order of a sum decides.")
+    lines.append("Random weights leave small margins, where the order of a sum decides.")
     return [*lines, ""]
 
 

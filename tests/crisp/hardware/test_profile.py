@@ -105,10 +105,11 @@ def test_a_computation_waits_for_memory_or_for_arithmetic(tmp_path: Path) -> Non
     assert costs.compute(0, 2, 500 * 100) == 3_000 + 1_536
 
 
-def test_only_the_first_block_pays_the_launch(tmp_path: Path) -> None:
+def test_every_piece_pays_one_launch(tmp_path: Path) -> None:
     costs = cost(tmp_path, DISCRETE)
     assert costs.compute(0, 1, 64) == 3_000 + 197
-    assert costs.compute(1, 2, 36) == 197  # the short block reads its padding, too
+    assert costs.compute(1, 2, 36) == 3_000 + 197  # the short block reads its padding, too
+    assert costs.compute(0, 2, 64 + 36) == 3_000 + 393
 
 
 def test_a_layer_is_everything_but_the_routed_experts(tmp_path: Path) -> None:

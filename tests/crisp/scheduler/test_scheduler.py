@@ -100,6 +100,26 @@ def test_a_third_transient_load_waits_for_the_staging_buffer() -> None:
     assert scheduler.next_load().expert == 2
 
 
+def test_a_piece_is_all_that_has_arrived_and_frees_its_staging_when_it_ends() -> None:
+    """Staging holds 6 blocks: two tasks of 3. The third waits until what it needs is free."""
+    scheduler, tasks = one_event([3, 3, 3], cache="none", granularity="block")
+    scheduler.loaded(scheduler.next_load())
+    assert scheduler.next_compute() is tasks[0]
+    assert (tasks[0].ended, tasks[0].started) == (0, 1)
+    for _ in range(5):
+        scheduler.loaded(scheduler.next_load())
+    assert tasks[0].started == 1, "what arrives meanwhile is of the next piece"
+    scheduler.computed(tasks[0])
+    assert scheduler.next_load() is None, "one block of 3 is free"
+    assert scheduler.next_compute() is tasks[0]
+    assert (tasks[0].ended, tasks[0].started) == (1, 3)
+    assert scheduler.next_load() is None, "still in use"
+    scheduler.computed(tasks[0])
+    assert scheduler.next_load().expert == 2
+    assert scheduler.next_compute() is tasks[1]
+    assert (tasks[1].ended, tasks[1].started) == (0, 3)
+
+
 def test_sequential_loads_nothing_while_it_computes() -> None:
     scheduler, _ = one_event([1, 1], order="sequential")
     scheduler.loaded(scheduler.next_load())

@@ -143,11 +143,11 @@ clean:
 	@$(TEST)/python -m pip install $(PIP_FLAGS) -e '.[eval,dev]'
 	@touch $@
 
-# What is compared with: none of it is a dependency. llama.cpp is built, for a quarter of an hour.
+# What is compared with: none of it is a dependency. xllamacpp is llama.cpp, prebuilt.
 .venv-peers/installed: pyproject.toml constraints.txt
 	$(call environment,.venv-peers)
-	@echo "Installing CRISP and its peers into .venv-peers (twenty minutes) ..."
-	@.venv-peers/bin/python -m pip install $(PIP_FLAGS) -e '.[hf]' 'accelerate>=1' gguf llama-cpp-python==0.3.36
+	@echo "Installing CRISP and its peers into .venv-peers (some minutes, from the package index) ..."
+	@.venv-peers/bin/python -m pip install $(PIP_FLAGS) -e '.[hf]' 'accelerate>=1' gguf xllamacpp==2026.10.11549
 	@touch $@
 
 # The environment in folder $(1), made if it is not there (or was left half made).

@@ -1,9 +1,10 @@
-"""Compare the tokens per second of CRISP, llama.cpp and accelerate under one memory cap.
+"""Tokens a second of CRISP, llama.cpp and accelerate, all under the same memory caps.
 
-Run it with `make peers`, as root (memory cgroups), on a quiet machine; it writes docs/peers.md, and
-takes ten minutes and 8 GB of disk. Every contestant runs the same random weights, alone, from cold
-caches, in a group whose cap counts the page cache. The cap is what the contestant's process takes
-without experts, and a share of the experts' bytes.
+    python benchmarks/peers
+
+as root (memory cgroups), on a quiet machine, writes docs/peers.json (every run), docs/peers.md and
+docs/images/peers.png, in some twenty minutes. Every contestant runs the same random weights, alone,
+from cold caches, in a group whose cap counts the page cache. The models take 13 GB of --folder.
 """
 
 from __future__ import annotations
@@ -17,148 +18,106 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
-import model
-from cgroup import Group, NoGroup, group
-from page import page
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[0] = str(ROOT)  # not this folder: its modules have plain names
 
-from crisp.hw.calibration.tables import processor_name
+from benchmarks.peers.cgroup import Group, NoGroup, group  # noqa: E402
+from benchmarks.peers.page import CONTENT, write  # noqa: E402
+from crisp.errors import CrispError  # noqa: E402
+from crisp.hw.calibration.tables import processor_name  # noqa: E402
 
-HERE = Path(__file__).parent
-SHARES = (0.2, 0.5, 1.0)
-SLACK = 64_000_000  # bytes beside what a process was seen to take
-CONTESTANTS = ("crisp", "llama.cpp", "accelerate")
-PACKAGES = ("torch", "transformers", "accelerate", "llama-cpp-python", "numba")
-
-
-def prepare(folder: Path) -> None:
-    """Make the checkpoint, the same as GGUF, and its store."""
-    for script, *arguments in (
-        ("model.py", folder / "model"),
-        ("to_gguf.py", folder / "model", folder / "model.gguf"),
-    ):
-        _say(f"{script}: {arguments[-1].name}")
-        subprocess.run([sys.executable, HERE / script, *arguments], check=True)
-    pack = ["-m", "crisp", "pack", folder / "model", "--out", folder / "store"]
-    subprocess.run([sys.executable, *pack], check=True, stdout=sys.stderr)
-
-
-def run(
-    own: Group, folder: Path, name: str, cap: int | None, settings: argparse.Namespace, **how: Any
-) -> dict[str, Any]:
-    """Run one contestant; return its result, or why there is none."""
-    own.limit(cap)
-    options = [part for key, value in how.items() for part in (f"--{key}", str(value))]
-    command = [
-        sys.executable, str(HERE / "runs.py"), name, str(folder),
-        "--threads", str(settings.threads), "--tokens", str(settings.tokens),
-        "--seconds", str(settings.seconds), *options,
-    ]  # fmt: skip
-    try:
-        done = own.run(command, 8 * settings.seconds)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"no end after {8 * settings.seconds:.0f} s"}
-    finally:
-        own.limit(None)
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [""]
-        killed = done.returncode in (-9, 137)
-        return {"failed": "killed: out of memory" if killed else last[0][:200]}
-    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
-
-
-def base(name: str, found: dict[str, Any], budget: int, folder: Path) -> int:
-    """Return the bytes that a contestant's process takes without experts: memory, code and all
-    other weights, from a run that held hardly any experts.
-    """
-    skeleton = (folder / "model" / "model.safetensors").stat().st_size - model.EXPERT_BYTES
-    more = {
-        "crisp": skeleton - budget,  # mapped
-        "llama.cpp": (folder / "model.gguf").stat().st_size - model.EXPERT_BYTES,  # mapped
-        "accelerate": model.EXPERT_BYTES // model.LAYERS,  # it loads whole layers
-    }
-    return int(found["RssAnon"]) + int(found["Code"]) + more[name]
+PACKAGES = ("torch", "transformers", "accelerate", "xllamacpp", "numba")
+FORMATS = ("bf16", "int4")
 
 
 def main() -> int:
-    """Measure, and write both files."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure, and write the page."""
+    parser = argparse.ArgumentParser(prog="benchmarks/peers", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--seconds", type=float, default=40)
-    parser.add_argument("--folder", type=Path, help="to keep the model in, or where it is")
-    parser.add_argument("--out", type=Path, default=Path("docs/peers.md"))
+    parser.add_argument("--layers", type=int, default=20, help="of the model, where it is made")
+    parser.add_argument("--tokens", type=int, default=48, help="of a run, at most")
+    parser.add_argument("--seconds", type=float, default=4, help="of a run's decoding, at most")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--format", choices=FORMATS, action="append", help="only this one")
+    parser.add_argument("--folder", type=Path, help="to keep the models in, or where they are")
+    parser.add_argument("--out", type=Path, default=ROOT, help="where docs/ is")
+    parser.add_argument("--page-only", action="store_true", help="only write the page anew")
     settings = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=Path()) as scratch:
-        folder = settings.folder or Path(scratch)
+    if settings.page_only:
+        write(settings.out, json.loads((settings.out / CONTENT).read_text(encoding="utf-8")))
+        return 0
+    with tempfile.TemporaryDirectory(dir=ROOT) as scratch:
+        folder = (settings.folder or Path(scratch)).resolve()
         try:
             with group() as own:
-                content = measure(own, folder, settings)
-        except NoGroup as error:
+                write(settings.out, measured(own, folder, settings))
+        except (NoGroup, CrispError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-    settings.out.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    settings.out.write_text(page(content), "utf-8")
     return 0
 
 
-def measure(own: Group, folder: Path, settings: argparse.Namespace) -> dict[str, Any]:
+def measured(own: Group, folder: Path, settings: argparse.Namespace) -> dict[str, Any]:
     """Run all contestants at all caps; return the content of docs/peers.json."""
-    if not (folder / "store").exists():
-        prepare(folder)
-    small = model.EXPERT_BYTES // 10
-    bases, results = {}, []
-    for name in CONTESTANTS:
-        how = {"budget": small} if name == "crisp" else {}
-        found = run(
-            own, folder, name, None, argparse.Namespace(**vars(settings) | {"tokens": 2}), **how
-        )
-        _say(f"{name}, to see its size: {found}")
-        bases[name] = base(name, found, small, folder)
-    for share in SHARES:
-        for name in CONTESTANTS:
-            cap = bases[name] + int(share * model.EXPERT_BYTES) + SLACK
-            how = {}
-            if name == "crisp":
-                how = {"budget": int(share * model.EXPERT_BYTES)}
-            elif name == "accelerate":
-                how = {"resident": int(share * model.LAYERS)}
-            found = run(own, folder, name, cap, settings, **how)
-            results.append({"contestant": name, "share": share, "cap": cap, **found})
-            _say(f"{name} at {share:.0%}: {_speed(found)}")
-    found = run(own, folder, "transformers", None, settings)
-    results.append({"contestant": "transformers", "share": None, "cap": None, **found})
-    _say(f"transformers, all in memory: {_speed(found)}")
-    return {
-        "conditions": {
-            "date": datetime.date.today().isoformat(),
-            "processor": processor_name(),
-            "cores": len(os.sched_getaffinity(0)),
-            "kernel": platform.release(),
-            "threads": settings.threads,
-            "tokens": settings.tokens,
-            "seconds": settings.seconds,
-            "cgroup": own.version,
-            "expert_bytes": model.EXPERT_BYTES,
-            "token_bytes": model.TOKEN_BYTES,
-            "bases": bases,
-            "slack": SLACK,
-            "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
-        },
-        "results": results,
+    from benchmarks.peers.measure import Bench, instruction_sets, measure
+
+    if not (folder / "made").exists():
+        prepare(folder, settings.layers)
+    layers = json.loads((folder / "model" / "config.json").read_text("utf-8"))["num_hidden_layers"]
+    formats = tuple(settings.format or FORMATS)
+    records = measure(Bench(own, folder, settings, say), formats)
+    runs = [run for record in records.values() for run in record["runs"]]
+    built_for = next((run.pop("built_for") for run in runs if "built_for" in run), "")
+    for run in runs:
+        run.pop("built_for", None)
+    conditions = {
+        "date": datetime.date.today().isoformat(),
+        "processor": processor_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "threads": settings.threads,
+        "layers": layers,
+        "tokens": settings.tokens,
+        "seconds": settings.seconds,
+        "repeats": settings.repeats,
+        "cgroup": own.version,
+        "built_for": instruction_sets(built_for),
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
     }
+    return {"conditions": conditions, "formats": records}
 
 
-def _speed(found: dict[str, Any]) -> str:
-    if "failed" in found:
-        return str(found["failed"])
-    return f"{found['tokens'] / found['seconds']:.2f} tokens/s"
+def prepare(folder: Path, layers: int) -> None:
+    """Make the checkpoint, and the same in both formats as GGUF and as a store."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise CrispError(f"{folder}: has no models of a run before, expected an empty folder")
+    model = folder / "model"
+    pack = ("crisp", "pack", model, "--dtype")
+    for arguments in (
+        ("benchmarks.peers.model", model, layers),
+        ("benchmarks.peers.to_gguf", model, folder / "bf16.gguf", "BF16"),
+        ("benchmarks.peers.to_gguf", model, folder / "int4.gguf", "Q4_0"),
+        (*pack, "bf16", "--out", folder / "bf16-store"),
+        (*pack, "int4", "--out", folder / "int4-store"),
+    ):
+        say(" ".join(str(part) for part in arguments))
+        command = [sys.executable, "-m", *map(str, arguments)]
+        subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT)
+    (folder / "made").touch()
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+_BEGUN = time.monotonic()
+
+
+def say(text: str) -> None:
+    """Report progress, with the seconds since the start."""
+    print(f"[{time.monotonic() - _BEGUN:5.0f} s] {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

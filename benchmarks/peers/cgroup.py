@@ -29,12 +29,14 @@ class Group:
         name, none = (("memory.max", "max"), ("memory.limit_in_bytes", "-1"))[self.version == 1]
         (self.folder / name).write_text(none if cap is None else str(cap))
 
-    def run(self, command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: Sequence[str], seconds: float, cwd: Path
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command in the group, from cold caches; TimeoutExpired after ``seconds``."""
         drop_caches()
         return subprocess.run(
             ["sh", "-c", _ENTER, str(self.folder), *command],
-            capture_output=True, text=True, timeout=seconds, check=False,
+            capture_output=True, text=True, timeout=seconds, check=False, cwd=cwd,
         )  # fmt: skip
 
 

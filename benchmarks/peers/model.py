@@ -1,26 +1,24 @@
 """Make a checkpoint of Mixtral's shape with random weights, and a tokenizer of numbered words.
 
-All contestants run the same file. Run alone: `python model.py FOLDER`.
+All contestants run the same weights, packed or converted. Run alone:
+`python -m benchmarks.peers.model FOLDER LAYERS`.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 
-D_MODEL, D_FF, LAYERS, EXPERTS, TOP_K, VOCABULARY = 1024, 3584, 12, 8, 2, 2048
+D_MODEL, D_FF, EXPERTS, TOP_K, VOCABULARY = 1024, 3584, 8, 2, 2048
 PROMPT, CONTEXT, SEED = 64, 512, 0
 
-EXPERT_BYTES = 2 * LAYERS * EXPERTS * 3 * D_MODEL * D_FF
-"""Bytes of all experts, in bf16."""
-TOKEN_BYTES = EXPERT_BYTES * TOP_K // EXPERTS
-"""Bytes of the experts that one token uses."""
+EXPERT_BYTES = 2 * 3 * D_MODEL * D_FF
+"""Bytes of an expert in bf16."""
 
 
 def prompt() -> list[int]:
     """Return random tokens, so many that nearly every expert is used before the clock starts."""
-    import random
-
     return random.Random(SEED).choices(range(VOCABULARY), k=PROMPT)
 
 
@@ -29,8 +27,8 @@ def words(tokens: list[int]) -> str:
     return " ".join(f"w{token}" for token in tokens)
 
 
-def write(folder: Path) -> None:
-    """Write the checkpoint: 2.2 GB, and about as much memory meanwhile."""
+def write(folder: Path, layers: int) -> None:
+    """Write the checkpoint, in as much memory as it takes on disk."""
     import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -41,7 +39,7 @@ def write(folder: Path) -> None:
         vocab_size=VOCABULARY,
         hidden_size=D_MODEL,
         intermediate_size=D_FF,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=layers,
         num_attention_heads=16,
         num_key_value_heads=4,
         num_local_experts=EXPERTS,
@@ -61,4 +59,4 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(Path(sys.argv[1]), int(sys.argv[2]))

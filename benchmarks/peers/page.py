@@ -1,109 +1,155 @@
-"""Write docs/peers.md from the record of a run."""
+"""Write docs/peers.md and its picture from docs/peers.json."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.figures import Cell, cells, marks, same_tokens
+from benchmarks.peers.picture import draw
+from benchmarks.peers.rivals import RIVALS
+from crisp.files import atomic
+
+CONTENT, PAGE, PICTURE = "docs/peers.json", "docs/peers.md", "docs/images/peers.png"
 SHOWN = {
-    "crisp": "CRISP (`lru`, granularity block)",
+    "crisp": "CRISP",
     "llama.cpp": "llama.cpp, mmap",
+    "llama.cpp repacked": "llama.cpp, repacked",
     "accelerate": "transformers, accelerate's disk offload",
-    "transformers": "transformers, all in memory, no cap",
+    "transformers": "transformers, all in memory",
 }
+TITLES = {
+    "bf16": "bf16, the same numbers for all",
+    "int4": "4 bits: CRISP's int4 (4.25 bits), GGUF's Q4_0 (4.5 bits)",
+}
+_HEADINGS = {"bf16": "## bf16", "int4": "## 4 bits"}
+
+
+def write(root: Path, content: dict[str, Any]) -> None:
+    """Write the record, the page and its picture."""
+    draw(root / PICTURE, content, SHOWN, TITLES)
+    for name, text in (
+        (CONTENT, json.dumps(content, indent=1) + "\n"),
+        (PAGE, page(content)),
+    ):
+        with atomic(root / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
 
 def page(content: dict[str, Any]) -> str:
     """Return the text of docs/peers.md."""
-    told, results = content["conditions"], content["results"]
-    shares = sorted({r["share"] for r in results if r["share"] is not None})
-    names = list(dict.fromkeys(r["contestant"] for r in results))
-    found = {(r["contestant"], r["share"]): r for r in results}
+    lines = [*_conditions(content), "## Marks", "", *_marks(content)]
+    for format, record in content["formats"].items():
+        lines += [_HEADINGS[format], "", *_format(format, record, content["conditions"])]
+    return "\n".join([*lines, *_LOSSY, *_tried()]) + "\n"
+
+
+def _conditions(content: dict[str, Any]) -> list[str]:
+    told = content["conditions"]
     versions = ", ".join(f"{name} {number}" for name, number in told["versions"].items())
-    bases = ", ".join(f"{SHOWN[name]} {n / 1e6:.0f} MB" for name, n in told["bases"].items())
-    lines = [
+    return [
         "# CRISP and others under one memory cap",
         "",
-        f"Written by `make peers`: {told['date']}, {told['processor']}, {told['cores']} cores,",
-        f"Linux {told['kernel']}; {versions}.",
-        "A random-weight Mixtral shape (d 1024, d_ff 3584, 12 layers, 8 experts, top-2, bf16):",
-        f"{told['expert_bytes'] / 1e9:.2f} GB of experts, {told['token_bytes'] / 1e6:.0f} MB used",
-        f"by a token; greedy decoding after a prompt of 64 tokens, {told['tokens']} tokens or",
-        f"{told['seconds']:.0f} s, {told['threads']} threads that compute, each contestant alone",
-        f"and from cold caches in a memory cgroup (v{told['cgroup']}) that counts the page cache.",
-        "The cap is what the contestant's process takes without experts (its own memory, code, all",
-        f"other weights), the share of the experts' bytes, and {told['slack'] / 1e6:.0f} MB.",
-        f"Without experts: {bases} (accelerate's with one whole layer, which it loads at once).",
-        "CRISP's budget is the share, and one of its threads reads; accelerate keeps that share of",
-        "the layers in memory; llama.cpp leaves it to the page cache. One run of each cell.",
+        "One command makes this page, its picture and [peers.json](peers.json) (every run):",
         "",
-        "Tokens a second (and the cap):",
+        "    make peers     (as root, for memory cgroups)",
         "",
-        "| | " + " | ".join(f"{share:.0%} of the experts fit" for share in shares) + " | no cap |",
-        "|---" * (len(shares) + 2) + "|",
+        f"{told['date']}, {told['processor']}, {told['cores']} cores, Linux {told['kernel']};",
+        f"{versions}.",
+        f"llama.cpp was built for: {told['built_for'] or 'not recorded'}.",
+        "",
+        f"A random-weight Mixtral shape (d 1024, d_ff 3584, {told['layers']} layers, 8 experts,",
+        "top-2); greedy decoding of one sequence after a prompt of 64 tokens. The clock starts",
+        f"behind the prompt and the first token; {told['tokens']} tokens, or as many as come",
+        f"within {told['seconds']:g} s. {told['threads']} threads (of CRISP's, one reads). Each",
+        "run is a process of its own, from cold caches, in a memory cgroup",
+        f"(v{told['cgroup']}) that also counts the page cache; no swap. **All contestants have the",
+        "same cap**: the least that CRISP runs in (its memory, code and all other weights, and no",
+        "expert kept), and 25, 50, 75 and 100 % of the experts' bytes above it.",
+        f"Median (range) of {told['repeats']} runs, by turns over the contestants; a run",
+        "that was killed or refused is not repeated. CRISP: `lru`, granularity block, full width;",
+        "its budget is what the cap leaves. accelerate keeps as many layers in memory as fit, and",
+        "fewer where that was killed.",
+        "",
+        "![tokens a second against the cap](images/peers.png)",
+        "",
+    ]
+
+
+def _marks(content: dict[str, Any]) -> list[str]:
+    lines = ["| format | mark | found | |", "|---|---|---|---|"]
+    for format, record in content["formats"].items():
+        name = _HEADINGS[format].removeprefix("## ")
+        lines += [
+            f"| {name} | {one.mark} | {one.found} | {one.verdict} |" for one in marks(record, SHOWN)
+        ]
+    return [*lines, ""]
+
+
+def _format(format: str, record: dict[str, Any], told: dict[str, Any]) -> list[str]:
+    found, caps = cells(record), record["caps"]
+    names = [name for name in SHOWN if any(who == name for who, _ in found)]
+    heads = [f"{cap / 1e6:,.0f} MB" for cap in caps]
+    lines = [
+        f"{TITLES[format]}. All experts: {record['expert_bytes'] / 1e9:.2f} GB; a token uses a",
+        f"quarter. CRISP's process takes {record['bases']['crisp'] / 1e6:,.0f} MB without experts,",
+        f"and ran in {record['least'] / 1e6:,.0f} MB. Tokens a second:",
+        "",
+        "| | " + " | ".join([*heads, "no cap"]) + " |",
+        "|---" + "|---:" * (len(caps) + 1) + "|",
     ]
     for name in names:
-        cells = [_cell(found.get((name, share))) for share in (*shares, None)]
-        lines.append(f"| {SHOWN[name]} | " + " | ".join(cells) + " |")
-    lines += ["", *_verdicts(found, shares), *_agreement(found, shares), *_distance(found, told)]
-    return "\n".join(lines) + "\n"
+        row = [cell(found.get((name, cap))) for cap in (*caps, None)]
+        lines.append(f"| {SHOWN[name]} | " + " | ".join(row) + " |")
+    kept = {
+        run["cap"]: run["resident"] for run in record["runs"] if run["contestant"] == "accelerate"
+    }
+    if kept:
+        says = ", ".join(str(kept[cap]) for cap in caps if cap in kept)
+        lines += ["", f"Of {told['layers']} layers accelerate kept {says} in memory."]
+    lines += [""]
+    if format == "int4":
+        lines.append("The two round weights differently, so their texts differ.")
+        return [*lines, ""]
+    for other in ("transformers", "llama.cpp"):
+        same, of = same_tokens(record, other)
+        if of:
+            lines.append(f"CRISP and {other} write the same first {same} of {of} tokens.")
+    lines.append("Random weights leave small margins, where the order of a sum decides.")
+    return [*lines, ""]
 
 
-def _rate(result: dict[str, Any] | None) -> float | None:
-    if result is None or "failed" in result or not result["tokens"]:
-        return None
-    return float(result["tokens"] / result["seconds"])
-
-
-def _cell(result: dict[str, Any] | None) -> str:
-    if result is None:
+def cell(found: Cell | None) -> str:
+    """Return a cell of a table: median and range, or why there is none."""
+    if found is None:
         return ""
-    rate = _rate(result)
-    told = f"{rate:.2f}" if rate is not None else str(result.get("failed", "no token in time"))
-    return told if result["cap"] is None else f"{told} ({result['cap'] / 1e6:.0f} MB)"
+    if found.rate is None:
+        return found.failed
+    low, high = found.rates[0], found.rates[-1]
+    return f"**{_short(found.rate)}** ({_short(low)}-{_short(high)})"
 
 
-def _verdicts(found: dict[Any, Any], shares: list[float]) -> list[str]:
-    lines = []
-    for share in shares:
-        own = _rate(found.get(("crisp", share)))
-        others = {
-            name: rate
-            for name in ("llama.cpp", "accelerate")
-            if (rate := _rate(found.get((name, share)))) is not None
-        }
-        if own is None or not others:
-            lines.append(f"- At {share:.0%}: nothing to compare.")
-            continue
-        best = max(others, key=others.__getitem__)
-        lines.append(
-            f"- At {share:.0%}: {own / others[best]:.2f} times the best of the others, {best}."
-        )
-    aims = "Aims: 2 times at the tightest cap, not slower at 50 %."
-    return [*lines, "", aims]
+def _short(rate: float) -> str:
+    return f"{rate:.2f}" if rate < 10 else f"{rate:.1f}"
 
 
-def _agreement(found: dict[Any, Any], shares: list[float]) -> list[str]:
-    """Say how many tokens CRISP and llama.cpp write alike; their arithmetic rounds differently."""
-    own, other = (
-        found.get((name, shares[-1]), {}).get("ids", []) for name in ("crisp", "llama.cpp")
-    )
-    same = 0
-    for a, b in zip(own, other, strict=False):
-        if a != b:
-            break
-        same += 1
-    return ["", f"CRISP and llama.cpp write the same first {same} of {min(len(own), len(other))} "
-            "tokens (random weights leave small margins)."]  # fmt: skip
+_LOSSY = [
+    "## Lossy policies",
+    "",
+    "None is in these tables: `crisp`, `saliency` and their like load fewer bytes and change the",
+    "text, and random weights have no loss worth stating. [policies.md](policies.md) has bytes and",
+    "loss on trained models, policy by policy.",
+    "",
+]
 
 
-def _distance(found: dict[Any, Any], told: dict[str, Any]) -> list[str]:
-    """Say how fast each reads its experts from memory at 100 %, where nothing is loaded."""
-    lines = ["", "With everything resident computing decides, experts and all else together:", ""]
-    for name in ("crisp", "llama.cpp", "transformers"):
-        rate = _rate(found.get((name, None if name == "transformers" else 1.0)))
-        if rate is not None:
-            lines.append(
-                f"- {SHOWN[name]}: {rate * told['token_bytes'] / 1e9:.1f} GB/s of expert weights "
-                f"at {rate:.2f} tokens/s."
-            )
-    return lines
+def _tried() -> list[str]:
+    lines = [
+        "## What was tried",
+        "",
+        "From the package index, on a machine without a GPU, 2026-12-01.",
+        "",
+    ]
+    lines += ["| | version | what came of it |", "|---|---|---|"]
+    return lines + [f"| {one.name} | {one.version} | {one.outcome} |" for one in RIVALS]

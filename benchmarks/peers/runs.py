@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import model
+from benchmarks.peers import model
+from benchmarks.peers.llama import llama_cpp
 
 
 class Enough(Exception):
@@ -65,9 +66,10 @@ def transformers(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
 
 def accelerate(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     """Run accelerate with all layers on disk except the first ``settings.resident``."""
+    config = json.loads((settings.folder / "model" / "config.json").read_text("utf-8"))
     places: dict[str, str] = {"model.embed_tokens": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
     places["model.rotary_emb"] = "cpu"
-    for layer in range(model.LAYERS):
+    for layer in range(config["num_hidden_layers"]):
         places[f"model.layers.{layer}"] = "cpu" if layer < settings.resident else "disk"
     how = {"device_map": places, "offload_folder": str(settings.folder / "offload")}
     return _transformers(settings, watch, how)
@@ -93,23 +95,26 @@ def _transformers(
 
 
 def llama(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
-    """Run llama.cpp with its weights mapped into memory."""
-    import numpy as np
-    from llama_cpp import Llama
+    """Run llama.cpp with its weights mapped into memory, as they are in the file."""
+    return _llama(settings, watch, repack=False)
 
-    loaded = Llama(
-        str(settings.folder / "model.gguf"), n_ctx=model.CONTEXT, use_mmap=True, verbose=False,
-        n_threads=settings.threads, n_threads_batch=settings.threads, logits_all=False,
-    )  # fmt: skip
-    fed, ids = model.prompt(), list[int]()
-    with suppress(Enough):
-        for _ in range(settings.tokens + 1):
-            loaded.eval(fed)
-            logits = loaded._ctx.get_logits()  # of the last token: only its were settings for
-            ids.append(int(np.ctypeslib.as_array(logits, (model.VOCABULARY,)).argmax()))
-            fed = ids[-1:]
+
+def llama_repacked(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
+    """Run llama.cpp with its quantised weights copied in the order that the processor prefers."""
+    return _llama(settings, watch, repack=True)
+
+
+def _llama(settings: argparse.Namespace, watch: Watch, repack: bool) -> dict[str, Any]:
+    def on_token() -> bool:
+        try:
             watch.tick()
-    return {"ids": ids}
+        except Enough:  # it is called from threads of llama.cpp's, which know no exceptions
+            return True
+        return False
+
+    file = settings.folder / f"{settings.format}.gguf"
+    ids, built_for = llama_cpp(file, settings.threads, settings.tokens + 1, repack, on_token)
+    return {"ids": ids, "built_for": built_for}
 
 
 def crisp(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
@@ -123,7 +128,8 @@ def crisp(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     from crisp.run.case import Conditions
 
     lean_imports()  # as `crisp generate` does
-    resident = open_resident(settings.folder / "model", Store.open(settings.folder / "store"))
+    store = Store.open(settings.folder / f"{settings.format}-store")
+    resident = open_resident(settings.folder / "model", store)
     told: list[str] = []
 
     def on_text(text: str) -> None:
@@ -132,7 +138,7 @@ def crisp(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
 
     with suppress(Enough):
         generate(
-            resident, named(settings.policy), Budget.parse(f"{settings.budget}B"),
+            resident, named("lru"), Budget.parse(f"{settings.budget}B"),
             DeviceOptions(threads=max(1, settings.threads - 1)),  # one more reads
             model.words(model.prompt()), settings.tokens + 1,
             conditions=Conditions(granularity="block"), on_text=on_text,
@@ -143,6 +149,7 @@ def crisp(settings: argparse.Namespace, watch: Watch) -> dict[str, Any]:
 CONTESTANTS: dict[str, Callable[[argparse.Namespace, Watch], dict[str, Any]]] = {
     "crisp": crisp,
     "llama.cpp": llama,
+    "llama.cpp repacked": llama_repacked,
     "accelerate": accelerate,
     "transformers": transformers,
 }
@@ -174,16 +181,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("contestant", choices=CONTESTANTS)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--format", choices=("bf16", "int4"), required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--budget", type=int, default=0, help="crisp: bytes for experts")
-    parser.add_argument("--policy", default="lru", help="crisp: one of full width")
     parser.add_argument("--resident", type=int, default=0, help="accelerate: layers in memory")
     settings = parser.parse_args()
     watch = Watch(settings.seconds)
-    found = CONTESTANTS[settings.contestant](settings, watch)
-    print(json.dumps(found | watch.result() | {"Code": code(settings.folder)}))
+    result = CONTESTANTS[settings.contestant](settings, watch)
+    print(json.dumps(result | watch.result() | {"code": code(settings.folder)}))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Convert the checkpoint to GGUF for llama.cpp, number for number: `to_gguf.py FOLDER FILE`.
+"""Convert the checkpoint to GGUF for llama.cpp: to bf16, number for number, or to Q4_0.
 
+Run alone: `python -m benchmarks.peers.to_gguf FOLDER FILE BF16|Q4_0`.
 (The module is not called gguf.py, which would hide the package of that name.)
 """
 
@@ -23,8 +24,11 @@ _EXPERTS = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}
 _OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def convert(folder: Path, out: Path) -> None:
-    """Convert a checkpoint; matrices stay bf16, norms and routers become float32 for llama.cpp."""
+def convert(folder: Path, out: Path, kind: str) -> None:
+    """Convert a checkpoint; norms and routers become float32, as llama.cpp wants them.
+
+    kind: of all other matrices, BF16 (as they are) or Q4_0 (by the quantiser of GGUF's package).
+    """
     import gguf
     import torch
     from safetensors import safe_open
@@ -54,15 +58,22 @@ def convert(folder: Path, out: Path) -> None:
     writer.add_expert_count(n_experts)
     writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    writer.add_tokenizer_model("none")
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
+    writer.add_tokenizer_model("llama")  # of words as they are: nothing is tokenised
+    writer.add_token_list([f"w{token}" for token in range(config["vocab_size"])])
+    writer.add_token_scores([0.0] * config["vocab_size"])
+    writer.add_token_types([gguf.TokenType.NORMAL] * config["vocab_size"])
+    dtype = gguf.GGMLQuantizationType[kind]
 
     def add(name: str, tensor: Any) -> None:
         if tensor.ndim == 1 or "ffn_gate_inp" in name:
             writer.add_tensor(f"{name}.weight", tensor.float().numpy())
             return
-        raw = tensor.contiguous().view(torch.uint8).numpy()
-        writer.add_tensor(f"{name}.weight", raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        if kind == "BF16":
+            raw = tensor.contiguous().view(torch.uint8).numpy()
+        else:
+            raw = gguf.quantize(tensor.float().numpy(), dtype)
+        writer.add_tensor(f"{name}.weight", raw, raw_dtype=dtype)
 
     for theirs, ours in _OUTSIDE.items():
         add(ours, read(theirs))
@@ -89,4 +100,4 @@ def _pairs(tensor: Any, heads: int) -> Any:
 
 
 if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    convert(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

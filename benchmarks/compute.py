@@ -58,19 +58,18 @@ def main() -> None:
                 for threads in map(int, given.threads.split(",")):
                     speeds = _race(model.kinds(rows, threads), threads)
                     print(f"{name:15}{dtype:6}{rows:3} row{'s' * (rows > 1):1}{threads:3} thr"
-                          + _line(model, rows, speeds), flush=True)  # fmt: skip
+                          + _line(model, rows, threads, speeds), flush=True)  # fmt: skip
 
 
-def _line(model: _Model, rows: int, times: dict[str, float]) -> str:
+def _line(model: _Model, rows: int, threads: int, times: dict[str, float]) -> str:
     plain = PLAIN / times["plain"] / 1e9
     line = f"{plain:7.1f}"
     for kind in ("half", "full", "torch", "prange"):
         if kind not in times:
             line += f"{'–':>14}"
         elif rows == 1:
-            speed = (
-                model.bytes * model.calls(1) * (0.5 if kind == "half" else 1) / times[kind] / 1e9
-            )
+            size = model.bytes * model.calls(rows, threads) * (0.5 if kind == "half" else 1)
+            speed = size / times[kind] / 1e9
             line += f"{speed:7.1f} ({speed / plain:4.2f})"
         else:
             flops = model.numbers * (0.5 if kind == "half" else 1) * 2 * rows
@@ -110,9 +109,12 @@ class _Model:
         self.bytes = self.numbers * spec.bits / 8
         self.parts = view_blocks(torch.from_numpy(self.pool), self.store)
 
-    def calls(self, rows: int) -> int:
-        """Return how many experts a round computes: of one row, as many bytes as plain reads."""
-        return 1 if rows > 1 else max(1, round(PLAIN / self.bytes))
+    def calls(self, rows: int, threads: int) -> int:
+        """Return how many experts a round computes: of one row, as many bytes as plain reads.
+
+        Several threads compute one, so that a round is short and one of them is not disturbed.
+        """
+        return 1 if rows > 1 or threads > 1 else max(1, round(PLAIN / self.bytes))
 
     def _blocks(self, turn: int, calls: int) -> Iterator[int]:
         """Yield the blocks in the pool of a round's experts."""
@@ -127,7 +129,7 @@ class _Model:
         torch.set_num_threads(threads)
         x = torch.randn(rows, self.spec.d_model).bfloat16()
         inputs, n = arithmetic.inputs(x), self.spec.n_blocks
-        calls = self.calls(rows)
+        calls = self.calls(rows, threads)
 
         def ours(width: int) -> Kind:
             def run(turn: int) -> None:

@@ -8,6 +8,9 @@ A call is cut into items, which threads take as they come: chunks, each summed i
 own, or, of many rows, ranges of rows. A thread that gets no core, as when the reading thread or
 another program needs it, takes no items, and the others compute them.
 
+docs/device.md has speeds of whole experts, beside plain reads of memory and torch;
+`benchmarks/compute.py` prints them.
+
 Arrays: pool is [slots, numbers of a block]; rest is the same memory as numbers of the type of
 biases and scales. x [r, d_model] and out [r, d_model] are float32. For int4 the columns of both are
 in the order of `crisp.hw.devices.cpu.weights.column_order`.
@@ -29,8 +32,8 @@ from crisp.hw.devices.cpu.vectors import address
 
 # Numba's cache is valid as long as this file is unchanged, whatever else was compiled in. So this
 # file names the content of the others: activations.py 9f8418ba3b0e565b, chunks.py a64bb7c118ece77f,
-# products.py ff4ce99e252fa09d, signals.py 35d7f23ffb2676fd,
-# vectors.py a68e19b69e0b8fe3, weights.py 41917613fd626072.
+# products.py b80671ddf6491dc4, signals.py 35d7f23ffb2676fd,
+# vectors.py a68e19b69e0b8fe3, weights.py 9efa0584e9b51976.
 
 POOL_TYPES = {
     "bf16": np.uint16, "fp16": np.int16, "fp32": np.float32, "int8": np.int8, "int4": np.uint8,

@@ -30,15 +30,9 @@ from crisp.hw.devices.cpu.vectors import (
     vector,
     zeros,
 )
-from crisp.hw.devices.cpu.weights import Reading
+from crisp.hw.devices.cpu.weights import WeightReader
 from crisp.model.quantization import GROUP
 
-# Bytes that a row's weights are prefetched ahead. Of what plain reads of memory reach (17 GB/s, one
-# thread of a Xeon with AVX-512, virtual, huge pages), one row in bf16 reaches 0.83 by dots and adds
-# without, 0.81 and 0.86 at 1536, 0.94 and 0.98 at 3072, 0.89 and 0.95 at 4096; in int8 0.45 to 0.60
-# without, 0.80 and 0.89 at 3072. Into the nearest cache instead of the second, bf16 has 0.89 and
-# 0.92. Two or four neurons side by side, each a stream of its own, reach 0.75 to 0.82.
-AHEAD = 3072
 _LINE = 64  # bytes
 _tuple: Any = types.UniTuple
 _fill: Any = cgutils.memset
@@ -55,7 +49,7 @@ def dots(rows: int, neurons: int) -> Any:
 
     def typed(context: Any, pool: Any, x: Any, w: Any, scales: Any, d: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            read, b = Reading(pool.dtype), builder
+            read, b = WeightReader(pool.dtype), builder
             _, x, w, scales, d = args
             turns = read.turns
             sums = [
@@ -74,7 +68,7 @@ def dots(rows: int, neurons: int) -> Any:
                 for i in range(neurons):
                     place = _weight(b, read, w, d, i, column)
                     if rows == 1 and ahead:
-                        _fetch(b, place, read.bytes)
+                        _fetch(b, place, read.ahead, read.bytes)
                     weights, by = read.vectors(b, place, _scale(b, scales, d, i, column))
                     for r in range(rows):
                         mine = sums[r][i]
@@ -128,7 +122,7 @@ def adds(rows: int, neurons: int) -> Any:
         scales: Any, stride: Any, columns: Any,
     ) -> Any:  # fmt: skip
         def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            read, b = Reading(pool.dtype), builder
+            read, b = WeightReader(pool.dtype), builder
             _, sums, across, hidden, between, w, scales, stride, columns = args
             shares = [
                 [load(b, plus(b, plus(b, hidden, between, 4 * r), 4 * i), FLOAT, 4)
@@ -141,7 +135,7 @@ def adds(rows: int, neurons: int) -> Any:
                 if rows == 1 and ahead:
                     # one behind the other over all neurons, though they are read side by side
                     begin = _weight(b, read, w, stride, 0, b.mul(column, LONG(neurons)))
-                    _fetch(b, begin, read.bytes * neurons)
+                    _fetch(b, begin, read.ahead, read.bytes * neurons)
                 weights, by = [], []
                 for i in range(neurons):
                     place = _weight(b, read, w, stride, i, column)
@@ -185,7 +179,7 @@ def adds(rows: int, neurons: int) -> Any:
     return intrinsic(typed)
 
 
-def _steps(b: Any, read: Reading, columns: Any, step: Callable[[Any, bool], None]) -> Any:
+def _steps(b: Any, read: WeightReader, columns: Any, step: Callable[[Any, bool], None]) -> Any:
     """Build loops over a whole number of steps of the columns; return how many columns they are.
 
     Two steps of half a cache line each are one turn of a loop, which prefetches the line once.
@@ -205,10 +199,10 @@ def _steps(b: Any, read: Reading, columns: Any, step: Callable[[Any, bool], None
     return done
 
 
-def _fetch(b: Any, address: Any, size: int) -> None:
-    """Prefetch as many bytes as a turn of a loop reads, some way ahead of an address."""
+def _fetch(b: Any, address: Any, ahead: int, size: int) -> None:
+    """Prefetch as many bytes as a turn of a loop reads, so many bytes ahead of an address."""
     for line in range(0, size, _LINE):
-        prefetch(b, plus(b, address, AHEAD + line))
+        prefetch(b, plus(b, address, ahead + line))
 
 
 def _row(builder: Any, first: Any, apart: Any, row: int, column: Any, more: int) -> Any:
@@ -217,7 +211,9 @@ def _row(builder: Any, first: Any, apart: Any, row: int, column: Any, more: int)
     return plus(builder, place, apart, 4 * row) if row else place
 
 
-def _weight(builder: Any, read: Reading, first: Any, apart: Any, neuron: int, column: Any) -> Any:
+def _weight(
+    builder: Any, read: WeightReader, first: Any, apart: Any, neuron: int, column: Any
+) -> Any:
     """Return the address of a neuron's weights from a column on."""
     place = plus(builder, column, apart, neuron) if neuron else column
     if read.packed:

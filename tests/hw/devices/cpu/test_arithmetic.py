@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from platform import machine
 from typing import Any
 
 import numpy as np
@@ -277,6 +281,19 @@ def test_no_weight_is_copied(threads: int, dtype: str, tmp_path: Path, watched: 
     arithmetic.add(BlockRange(one, 1, [1]))
     assert tracemalloc.get_traced_memory()[1] - before < store.spec.block_bytes / 50
     arithmetic.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(machine() != "x86_64", reason="names of x86-64's processors")
+@pytest.mark.parametrize("processor", ["generic", "haswell"])
+def test_on_a_lesser_processor(processor: str) -> None:
+    """Without AVX-512, and without FMA and conversions of halves: within the same bounds."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__,
+         "-k", "(192-3 or 1088-3) and (double_precision or any_threads)"],
+        env=os.environ | {"NUMBA_CPU_NAME": processor}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
 
 
 def test_compiled_code_does_not_outlive_what_it_was_compiled_with() -> None:

@@ -51,6 +51,7 @@ ARITHMETIC: list[Row] = [
     ("torch: only oneDNN's least", {"ONEDNN_MAX_CPU_ISA": "SSE41"}, ()),
     ("numpy's least instructions", NUMPY, ()),
     ("numba: a generic processor", {"NUMBA_CPU_NAME": "generic"}, ()),
+    ("numba: a processor with AVX2", {"NUMBA_CPU_NAME": "haswell"}, ()),
     ("two threads", {**TWO, "OMP_WAIT_POLICY": "passive"}, ("-n", "1")),
     ("products rounded once", {}, (*STAND_IN, "--products=once")),
     ("products rounded often", {}, (*STAND_IN, "--products=often")),

@@ -1,18 +1,19 @@
 """The cpu device's kernels, compiled by numba: an expert's blocks, for one row or many.
 
-Weights of half precision are widened in registers, eight at a time, and never copied; sums are in
-float32. Against torch 2.13 on one thread of an AMD EPYC with AVX2, 1792 x 4096 in bf16: a row by
-gate or up 0.6 ms (torch 1.4), by the down projection 0.6 ms (1.1 at best, 47 as one writes it); 64
-rows 23 ms (85) and 28 ms (3,160), because torch multiplies halves slowly without instructions for
-them. Rows are slices, because an index that might be negative makes their loops six times as slow.
-Quantised blocks have kernels of their tile, in `crisp.hw.devices.cpu.quantized`.
-One call computes several blocks, because 40 us of Python around each of them would be half the time
-of small ones. `benchmarks/compute.py` has the speeds of whole experts.
+A block's neurons are computed in chunks: their projections and activations, then their share of
+the output, which is summed apart and added to the sums in the order of the chunks. So the sums
+depend on no thread and on no range of blocks, and a chunk's weights are read from end to end.
+
+A call is cut into items, which threads take as they come: chunks, each summed in a place of its
+own, or, of many rows, ranges of rows. A thread that gets no core, as when the reading thread or
+another program needs it, takes no items, and the others compute them.
+
+docs/device.md has speeds of whole experts, beside plain reads of memory and torch;
+`benchmarks/compute.py` prints them.
 
 Arrays: pool is [slots, numbers of a block]; rest is the same memory as numbers of the type of
-biases and scales; x [r, d_model], out [r, d_model] and hidden ([r, projections, block], or one of
-these for every block; without a gate there is one projection) are float32. For int4 the columns of
-x are in the order of `crisp.hw.devices.cpu.groups.SIXTEEN`.
+biases and scales. x [r, d_model] and out [r, d_model] are float32. For int4 the columns of both are
+in the order of `crisp.hw.devices.cpu.weights.column_order`.
 """
 
 from __future__ import annotations
@@ -21,32 +22,34 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba import njit
+from numba.extending import register_jitable
 
-from crisp.hw.devices.cpu.activations import apply_activation
-from crisp.hw.devices.cpu.groups import widen_half
-from crisp.hw.devices.cpu.quantized import gather_groups, project_groups
-from crisp.model.quantization import GROUP
+from crisp.hw.devices.cpu.chunks import add_chunk
+from crisp.hw.devices.cpu.products import clear, increase
+from crisp.hw.devices.cpu.signals import assign, count, post, start, wait
+from crisp.hw.devices.cpu.vectors import address
 
 # Numba's cache is valid as long as this file is unchanged, whatever else was compiled in. So this
-# file names the content of the others: activations.py 9f8418ba3b0e565b,
-# groups.py 330422ff2c5c7485, quantized.py 3d2d9307d5c7a965.
+# file names the content of the others: activations.py 9f8418ba3b0e565b, chunks.py a64bb7c118ece77f,
+# products.py b80671ddf6491dc4, signals.py 35d7f23ffb2676fd,
+# vectors.py a68e19b69e0b8fe3, weights.py 9efa0584e9b51976.
 
 POOL_TYPES = {
     "bf16": np.uint16, "fp16": np.int16, "fp32": np.float32, "int8": np.int8, "int4": np.uint8,
 }  # fmt: skip
 """The numpy type of a pool by the store's dtype: bf16 and fp16 as bits, told apart by the sign."""
 
-_TILE = 4096  # columns of the result that are summed up in a core's cache
-_FREE = {"reassoc", "contract", "nsz", "arcp"}  # the order within a sum; infinities stay
-_ZERO = np.float32(0)
+JOB = 64  # 64-bit numbers of a job, and of its two semaphores
+_LEFT, _UNDONE = 0, 8  # items, in cache lines of their own
+_ITEMS, _KIND, _X, _OUT, _ROWS, _BLOCKS, _FIRST, _END = range(16, 24)
+_GO, _DONE = 32, 48
+_CHUNKS, _RANGES, _SUMS = range(3)
+_MANY = 16  # rows for each thread, from which on threads share rows instead of chunks
+_COLUMNS = 1024  # of an item of sums
+_SMALL = 1 << 17  # weights of a call that is not worth handing over: some 10 us
 
-_JIT_OPTIONS: Any = {"nogil": True, "fastmath": _FREE, "error_model": "numpy"}
-# A column's sum must not depend on where a loop over columns begins and ends, or threads would
-# decide about it: some columns are computed in vectors and the rest one by one.
-_COLUMN_OPTIONS: Any = _JIT_OPTIONS | {"fastmath": _FREE - {"reassoc"}}
+_JIT_OPTIONS: Any = {"nogil": True, "error_model": "numpy"}
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
@@ -60,196 +63,136 @@ def _compiled(function: Callable[..., Any]) -> Any:
         return njit(function, **_JIT_OPTIONS)
 
 
-def _widening(context: Any, number: Any) -> Any:
-    """Return a number of the pool as float32: an intrinsic."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if number == types.float32:
-            return args[0]
-        if number == types.int16:
-            return widen_half(builder, args[0])
-        wide = builder.zext(args[0], ir.IntType(32))
-        return builder.bitcast(builder.shl(wide, ir.Constant(wide.type, 16)), ir.FloatType())
-
-    return types.float32(number), code
-
-
-_widen: Any = intrinsic(_widening)
-
-
-def project(
-    x: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, hidden: Any, which: int,
-    first: int, last: int,
+@register_jitable(**_JIT_OPTIONS)
+def _rows(
+    pool: Any, rest: Any, shape: Any, constants: Any, table: Any, scratch: Any, x: int, out: int,
+    blocks: int, first: int, last: int,
 ) -> None:  # fmt: skip
-    """Project: hidden[:, which] = x w^T of neurons [first, last).
-
-    w begins at number ``at`` of the slot, its scales (if it is quantised) at number ``scales`` of
-    rest. Compiled code only: see the overload below.
-    """
-
-
-def _project(
-    x: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, hidden: Any, which: int,
-    first: int, last: int,
-) -> None:  # fmt: skip
-    """Compute `project` for weights in floating point."""
-    rows, d = x.shape
-    block = pool[slot]
-    end = last - (last - first) % 4
-    for i in range(first, end, 4):  # four neurons share what is read of x
-        w = at + i * d
-        p, q, s, t = block[w:], block[w + d :], block[w + 2 * d :], block[w + 3 * d :]
-        for r in range(rows):
-            row = x[r]
-            a, b, c, e = _ZERO, _ZERO, _ZERO, _ZERO
-            for j in range(d):
-                v = row[j]
-                a += v * _widen(p[j])
-                b += v * _widen(q[j])
-                c += v * _widen(s[j])
-                e += v * _widen(t[j])
-            hidden[r, which, i], hidden[r, which, i + 1] = a, b
-            hidden[r, which, i + 2], hidden[r, which, i + 3] = c, e
-    for i in range(end, last):
-        p = block[at + i * d :]
-        for r in range(rows):
-            row = x[r]
-            a = _ZERO
-            for j in range(d):
-                a += row[j] * _widen(p[j])
-            hidden[r, which, i] = a
+    """Add all blocks to rows [first, last) of out."""
+    d, chunk = shape[0], shape[7]
+    for b in range(blocks):
+        rows = min(last, table[1, b]) - first
+        if rows > 0:
+            for begin in range(0, table[2, b], chunk):
+                add_chunk(
+                    pool, rest, shape, constants, table[0, b], begin,
+                    min(begin + chunk, table[2, b]), x + 4 * first * d, rows,
+                    out + 4 * first * d, scratch,
+                )  # fmt: skip
 
 
-@overload(project, jit_options=_JIT_OPTIONS, strict=False)
-def _(x: Any, pool: Any, *_: Any) -> Any:
-    return project_groups if pool.dtype.bitwidth == 8 else _project
+@register_jitable(**_JIT_OPTIONS)
+def _take(
+    pool: Any, rest: Any, shape: Any, constants: Any, table: Any, sums: Any, scratch: Any, job: Any
+) -> bool:
+    """Compute items of the job until none is left; return whether the last one ended here."""
+    d, each, chunk = shape[0], -(-shape[1] // shape[7]), shape[7]
+    last = False
+    while True:
+        left = count(address(job) + 8 * _LEFT, -1)
+        if left <= 0:
+            return last
+        item, kind, all_rows = job[_ITEMS] - left, job[_KIND], job[_ROWS]
+        if kind == _RANGES:
+            share = -(-all_rows // job[_ITEMS])
+            begin = min(item * share, all_rows)
+            _rows(
+                pool, rest, shape, constants, table, scratch, job[_X], job[_OUT], job[_BLOCKS],
+                begin, min(begin + share, all_rows),
+            )  # fmt: skip
+        elif kind == _CHUNKS:
+            b, k = divmod(job[_FIRST] + item, each)
+            rows, begin = table[1, b], k * chunk
+            into = address(sums) + 4 * item * all_rows * d
+            if begin < table[2, b]:
+                clear(into, rows * d)
+                add_chunk(
+                    pool, rest, shape, constants, table[0, b], begin,
+                    min(begin + chunk, table[2, b]), job[_X], rows, into, scratch,
+                )  # fmt: skip
+        else:
+            column = item * _COLUMNS
+            size = min(_COLUMNS, d - column)
+            for n in range(job[_END] - job[_FIRST]):
+                b, k = divmod(job[_FIRST] + n, each)
+                if k * chunk < table[2, b]:
+                    for r in range(table[1, b]):
+                        more = address(sums) + 4 * ((n * all_rows + r) * d + column)
+                        increase(job[_OUT] + 4 * (r * d + column), more, size)
+        last = count(address(job) + 8 * _UNDONE, -1) == 1
 
 
 @_compiled
-def activate(
-    hidden: Any, rest: Any, slot: int, at: int, block: int, kind: int, constants: Any, biased: bool,
-    first: int, last: int,
-) -> None:  # fmt: skip
-    """Replace hidden[:, 0] of neurons [first, last) by the activation of the projections.
-
-    Biases begin at number ``at`` of rest: gate's, then up's. constants: of the activation.
-    """
-    rows, projections = hidden.shape[:2]
-    for r in range(rows):
-        if biased:
-            for w in range(projections):
-                for i in range(first, last):
-                    hidden[r, w, i] += _widen(rest[slot, at + w * block + i])
-        apply_activation(hidden[r], kind, projections == 2, constants[0], constants[1], first, last)
-
-
-def gather(
-    hidden: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, neurons: int, out: Any,
-    first: int, last: int,
-) -> None:  # fmt: skip
-    """Add the down projection: out += hidden[:, 0] w of columns [first, last).
-
-    at, scales: as in `project`. Compiled code only: see the overload below.
-    """
-
-
-def _gather(
-    hidden: Any, pool: Any, rest: Any, slot: int, at: int, scales: int, neurons: int, out: Any,
-    first: int, last: int,
-) -> None:  # fmt: skip
-    """Compute `gather` for weights in floating point."""
-    d = out.shape[1]
-    block = pool[slot]
-    whole = np.empty(_TILE, np.float32)
-    for low in range(first, last, _TILE):
-        size = min(last - low, _TILE)
-        tile = whole[:size]
-        for r in range(out.shape[0]):
-            tile[:] = _ZERO
-            for i in range(0, neurons - 7, 8):  # eight neurons share a pass over the tile
-                w = at + i * d + low
-                a, b, c, e = hidden[r, 0, i : i + 4]
-                f, g, k, m = hidden[r, 0, i + 4 : i + 8]
-                n, o, p, q = block[w:], block[w + d :], block[w + 2 * d :], block[w + 3 * d :]
-                w += 4 * d
-                s, t, u, v = block[w:], block[w + d :], block[w + 2 * d :], block[w + 3 * d :]
-                for j in range(size):
-                    tile[j] += (
-                        a * _widen(n[j]) + b * _widen(o[j]) + c * _widen(p[j]) + e * _widen(q[j])
-                    ) + (
-                        f * _widen(s[j]) + g * _widen(t[j]) + k * _widen(u[j]) + m * _widen(v[j])
-                    )  # fmt: skip
-            for i in range(neurons - neurons % 8, neurons):
-                a, n = hidden[r, 0, i], block[at + i * d + low :]
-                for j in range(size):
-                    tile[j] += a * _widen(n[j])
-            for j in range(size):
-                out[r, low + j] += tile[j]
-
-
-@overload(gather, jit_options=_COLUMN_OPTIONS, strict=False)
-def _(hidden: Any, pool: Any, *_: Any) -> Any:
-    return gather_groups if pool.dtype.bitwidth == 8 else _gather
+def prepare(job: Any) -> None:
+    """Make a job's semaphores."""
+    start(address(job) + 8 * _GO)
+    start(address(job) + 8 * _DONE)
 
 
 @_compiled
-def part_range(n: int, whole: int, part: int, parts: int) -> tuple[int, int]:
-    """Return [first, last) of n items for thread ``part`` of ``parts``.
-
-    Every boundary is a multiple of ``whole``, so that sums do not depend on the number of threads.
-    """
-    each = whole * -(-n // (whole * parts))
-    return min(n, part * each), min(n, (part + 1) * each)
+def end(job: Any, helpers: int) -> None:
+    """Let all helper threads end."""
+    job[_ITEMS] = 0
+    for _ in range(helpers):
+        post(address(job) + 8 * _GO)
 
 
-@_compiled
-def front(
-    x: Any, pool: Any, rest: Any, slots: Any, counts: Any, neurons: Any, block: int, matrix: int,
-    behind: int, biased: bool, kind: int, constants: Any, hidden: Any, part: int, parts: int,
+@register_jitable(**_JIT_OPTIONS)
+def _share(
+    pool: Any, rest: Any, shape: Any, constants: Any, table: Any, sums: Any, scratch: Any, job: Any,
+    items: int, helpers: int,
 ) -> None:  # fmt: skip
-    """Compute hidden[b] of each block b for its leading counts[b] rows: one thread's neurons.
-
-    matrix: numbers of the pool in one matrix; behind: the number of rest behind all of them.
-    """
-    projections = hidden.shape[2]
-    scales, groups = behind + projections * block * biased, block * x.shape[1] // GROUP
-    for b in range(len(slots)):
-        slot, rows = slots[b], counts[b]
-        block_hidden = hidden[b, :rows]
-        first, last = part_range(neurons[b], 16, part, parts)
-        for w in range(projections):
-            at = w * matrix, scales + w * groups
-            project(x[:rows], pool, rest, slot, at[0], at[1], block_hidden, w, first, last)
-        activate(block_hidden, rest, slot, behind, block, kind, constants, biased, first, last)
-
-
-@_compiled
-def back(
-    pool: Any, rest: Any, slots: Any, counts: Any, neurons: Any, block: int, matrix: int,
-    behind: int, biased: bool, hidden: Any, out: Any, part: int, parts: int,
-) -> None:  # fmt: skip
-    """Add each block's down projection of hidden[b] to out, in turn: one thread's columns."""
-    d, projections = out.shape[1], hidden.shape[2]
-    first, last = part_range(d, GROUP, part, parts)
-    scales = behind + projections * (block * biased + block * d // GROUP)
-    for b in range(len(slots)):
-        rows = counts[b]
-        block_hidden, into = hidden[b, :rows], out[:rows]
-        down = projections * matrix
-        gather(block_hidden, pool, rest, slots[b], down, scales, neurons[b], into, first, last)
+    """Compute items of the job's kind together with the helper threads, and wait for all."""
+    job[_ITEMS] = items
+    assign(address(job) + 8 * _UNDONE, items)
+    assign(address(job) + 8 * _LEFT, items)  # last: a helper that wakes up late may take one now
+    for _ in range(min(helpers, items - 1)):
+        post(address(job) + 8 * _GO)
+    if not _take(pool, rest, shape, constants, table, sums, scratch, job):
+        wait(address(job) + 8 * _DONE)
 
 
 @_compiled
 def run(
-    x: Any, pool: Any, rest: Any, slots: Any, counts: Any, neurons: Any, block: int, matrix: int,
-    behind: int, biased: bool, kind: int, constants: Any, hidden: Any, out: Any,
+    x: Any, pool: Any, rest: Any, shape: Any, constants: Any, table: Any, blocks: int, out: Any,
+    sums: Any, scratch: Any, job: Any, helpers: int,
 ) -> None:  # fmt: skip
-    """Compute `front` and `back` in one thread."""
-    front(
-        x, pool, rest, slots, counts, neurons, block, matrix, behind, biased, kind, constants,
-        hidden, 0, 1,
-    )  # fmt: skip
-    back(pool, rest, slots, counts, neurons, block, matrix, behind, biased, hidden, out, 0, 1)
+    """Add blocks to out, in turn.
+
+    shape: int64 [d_model, neurons of a block, projections, numbers of the pool in a matrix, the
+    number of rest behind all matrices, whether there are biases, the activation's kind, neurons of
+    a chunk]; constants: of the activation. table: int64 [3, blocks]: a block's slot, how many
+    leading rows use it, its neurons. sums: float32 [any], for the sums of chunks. scratch: float32,
+    of this thread. job: int64 [JOB], shared with so many helper threads.
+
+    helpers: -1: be one of them, and return at the `end`. That is no function of its own, because
+    both would hold all of the code above, which takes seconds to compile.
+    """
+    while helpers < 0:
+        wait(address(job) + 8 * _GO)
+        if job[_ITEMS] == 0:
+            return
+        if _take(pool, rest, shape, constants, table, sums, scratch, job):
+            post(address(job) + 8 * _DONE)
+    rows, d = x.shape
+    job[_X], job[_OUT], job[_ROWS], job[_BLOCKS] = address(x), address(out), rows, blocks
+    items = blocks * -(-shape[1] // shape[7])
+    if helpers == 0 or items * shape[7] * d < _SMALL:
+        _rows(
+            pool, rest, shape, constants, table, scratch, address(x), address(out), blocks, 0, rows
+        )
+        return
+    room = len(sums) // (rows * d)
+    if rows >= _MANY * (helpers + 1) or room < 2:
+        job[_KIND] = _RANGES
+        _share(pool, rest, shape, constants, table, sums, scratch, job, helpers + 1, helpers)
+        return
+    for first in range(0, items, room):
+        job[_FIRST], job[_END], job[_KIND] = first, min(first + room, items), _CHUNKS
+        size = job[_END] - first
+        _share(pool, rest, shape, constants, table, sums, scratch, job, size, helpers)
+        job[_KIND], size = _SUMS, -(-d // _COLUMNS)
+        _share(pool, rest, shape, constants, table, sums, scratch, job, size, helpers)
 
 
 @_compiled

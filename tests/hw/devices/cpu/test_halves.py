@@ -14,7 +14,7 @@ EVERY_HALF = """
 import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
-from crisp.hw.devices.cpu.groups import widen_half
+from crisp.hw.devices.cpu.vectors import widen_half
 
 @intrinsic
 def widen(context, number):

@@ -39,6 +39,10 @@ def additions_section(models: Sequence[Row]) -> str:
             table(_BUILT, built),
             "What was tried and not built: bytes at the same loss, over those without it.",
             table(_TRIED, tried),
+            "The last is what two precisions in one cache could spare (SliceMoE caches slices of "
+            "bits, and loads the lower ones only where a miss budget allows it: Choi et al., "
+            "[arXiv 2512.12990](https://arxiv.org/abs/2512.12990); its hardware and its "
+            "quantisation were not built).",
         ]
     )
 

@@ -24,7 +24,8 @@ it includes the handing over.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, TypeVar
@@ -66,7 +67,7 @@ class Executor:
         self.recorder, self.log = recorder, StepLog()
         self._layers, self._experts = spec.moe_layers, spec.n_experts
         self._batches: Mapping[int, ExpertBatch] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a caller may hold it while an event begins: see `at_rest`
         self._event_over = threading.Event()  # set while no event and no preload is running
         self._event_over.set()
         self._all_launched = threading.Event()  # set when compute has every block of the event
@@ -98,6 +99,17 @@ class Executor:
         self._wait_for_event()
         start = self._layers.index(layer) * self._experts
         return self.scheduler.residency.resident[start : start + self._experts]
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Between two events, let no load begin or end within the block.
+
+        For what is decided by residency, and the event that begins with it: so the residency is
+        that of the event's start, whatever is being prefetched.
+        """
+        self._wait_for_event()
+        with self._lock:
+            yield
 
     def end_step(self, step: Step | None) -> None:
         """Log the forward pass that has ended; None: the first one begins."""

@@ -7,7 +7,7 @@ There is no router and no attention: between two events stands only the time tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -81,21 +81,24 @@ def replay(
                 step = event.step
             if event.experts is None:
                 continue
-            begin = perf_counter_ns()
-            event = workload.choose(event, executor.residents)
-            assert event.experts is not None
-            widths = workload.widths(event, executor.residents)
-            tasks = union(event.experts, widths)
-            lookup_ns += perf_counter_ns() - begin
-            make_batches = partial(
-                expert_batches,
-                np.array(event.experts),
-                np.array(widths),
-                workload.weights(event),
-                activations.rows(event),
-            )
-            routed = workload.routed(event) if scheduler.weighs else None
-            out = executor.event(event.layer, tasks, event.guess, routed, make_batches, len(widths))
+            with executor.at_rest() if workload.looks else nullcontext():
+                begin = perf_counter_ns()
+                event = workload.choose(event, executor.residents)
+                assert event.experts is not None
+                widths = workload.widths(event, executor.residents)
+                tasks = union(event.experts, widths)
+                lookup_ns += perf_counter_ns() - begin
+                make_batches = partial(
+                    expert_batches,
+                    np.array(event.experts),
+                    np.array(widths),
+                    workload.weights(event),
+                    activations.rows(event),
+                )
+                routed = workload.routed(event) if scheduler.weighs else None
+                out = executor.event(
+                    event.layer, tasks, event.guess, routed, make_batches, len(widths)
+                )
             if outputs is not None:
                 outputs(out())
         executor.end_step(step)

@@ -74,6 +74,7 @@ class Machine:
         """Return what `replay` and `calibrate_device` open a device with."""
         return SimpleNamespace(
             device="cuda",
+            read="direct",
             open=lambda store, slots: cuda(self.streams, store, slots),
             describe=lambda device: device.describe(),
         )

@@ -170,6 +170,11 @@ class Workload:
         if some:
             yield from self._gathered(some)
 
+    @property
+    def looks(self) -> bool:
+        """Whether experts or widths depend on what is resident when their event starts."""
+        return not self._at_once
+
     def choose(self, event: Event, resident: Callable[[int], Sequence[int]]) -> Event:
         """Return an event that starts now, with the experts that its tokens use.
 

@@ -7,7 +7,7 @@ output comes back summed with the router's weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -27,7 +27,7 @@ from crisp.errors import CrispError
 from crisp.extras import import_extra
 from crisp.hw.devices.batch import expert_batches
 from crisp.hw.executor import Executor
-from crisp.hw.model.lookup import HostLookup, WidthLookup
+from crisp.hw.model.lookup import HostLookup, RouterChoice, WidthLookup
 from crisp.hw.model.resident import ResidentModel
 from crisp.hw.store.reader import TORCH_TYPES
 from crisp.model.quantization import BITS
@@ -176,6 +176,24 @@ class OffloadedExperts:
         inputs = inputs.to(self._kind)  # before the wait, so that nothing follows it
         chosen = self._lookup(which, layer.name, index, weights, self._heard)
         self._heard = None
+        looks = self._widths.residency or self._routing is not None
+        with executor.at_rest() if looks else nullcontext():
+            start, ids, widths, w = self._start(which, hidden, inputs, chosen)
+        out = start()  # [n, d_model]
+        bias = self._model.biases[which]
+        if bias is not None:  # of the down projection: part of every width
+            out = out + executor.device.upload(self._shares(ids, widths, w)) @ bias
+        return out.to(hidden)
+
+    def _start(
+        self, which: int, hidden: Any, inputs: Any, chosen: RouterChoice
+    ) -> tuple[Callable[[], Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.float32]]:
+        """Decide a layer's widths and begin its event.
+
+        hidden, inputs: [n, d_model], the layer's input and that of the experts. Returns what gives
+        the event's outputs, and the experts, widths in blocks and weights, [n, k] each.
+        """
+        layer, executor = self._layers[which], self._executor
         ids, w, widths = chosen.experts, chosen.weights, chosen.widths
         half = w.astype(np.float16)  # as a trace has them, so that both decide alike
         if self._routing is not None:
@@ -213,11 +231,7 @@ class OffloadedExperts:
         guess = () if chosen.guess is None else chosen.guess.ravel().tolist()
         make_batches = partial(expert_batches, ids, widths, w, executor.device.place(inputs))
         start = executor.event(layer.index, tasks, guess, routed, make_batches, len(ids))
-        out = start()  # [n, d_model]
-        bias = self._model.biases[which]
-        if bias is not None:  # of the down projection: part of every width
-            out = out + executor.device.upload(self._shares(ids, widths, w)) @ bias
-        return out.to(hidden)
+        return start, ids, widths, w
 
     def _shares(
         self, ids: npt.NDArray[Any], widths: npt.NDArray[Any], weights: npt.NDArray[np.float32]

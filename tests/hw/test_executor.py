@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -98,10 +98,11 @@ def execute(
                 executor.end_step(step)
                 step = event.step
             assert event.experts is not None
-            tasks = union(event.experts, workload.widths(event, executor.residents))
-            works = labelled(one, event, tasks)
-            routed = workload.routed(event)
-            output = executor.event(event.layer, tasks, event.guess, routed, works, 1)
+            with executor.at_rest() if workload.looks else nullcontext():
+                tasks = union(event.experts, workload.widths(event, executor.residents))
+                works = labelled(one, event, tasks)
+                routed = workload.routed(event)
+                output = executor.event(event.layer, tasks, event.guess, routed, works, 1)
             if not asked(event):
                 continue
             outputs.append(output())

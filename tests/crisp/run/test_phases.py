@@ -37,7 +37,7 @@ def totals(*cuts: int) -> TimelineTotals:
     rows = np.zeros((len(ROWS), 11), np.int64)
     for place, (step, kind, start, end) in enumerate(ROWS):
         rows[place, [0, 3, 7, 8]] = step, kind, start, end
-    sums, begin = TimelineTotals(by_block=False), 0
+    sums, begin = TimelineTotals(), 0
     for cut, now, since in [(cut, ROWS[cut][2], 26 if cut == 3 else None) for cut in cuts]:
         sums.add(rows[begin:cut], now, since)
         begin = cut

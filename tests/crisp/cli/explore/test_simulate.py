@@ -85,7 +85,7 @@ def test_the_output_states_its_conditions(crisp: Callable, trace: Path) -> None:
         ((), "budget 10%: 2 of 24 experts, 8.3 %; 1 of 3 layers holds none\nbudget 30%: 7 of 24"),
         (("--scope", "global"), "budget 10%: 2 of 24 experts, 8.3 %\nbudget 30%: 7 of 24"),
         (("--unit", "block"), " of 192 blocks, 9.9 %\nbudget 30%: 57 of 192 blocks, 29.7 %\n"),
-        (("--phase", "all"), "p50 and p95 are of decode rows; MB, stall and J of all rows\n"),
+        (("--phase", "all"), "MB, stall and J are of decoded tokens; hit, part and hid of all\n"),
     ],
 )
 def test_budgets_are_said_in_whole_units(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -22,7 +23,7 @@ class DeviceOptions:
     """A device by name, and its settings."""
 
     device: str = "cpu"
-    threads: int = 1  # that compute on a processor
+    threads: int | None = None  # that compute on a processor; None: one on each core
     link_limit: int | None = None  # bytes a second: an emulated slower link
     verify: bool = False  # every block that is read against its hash
     host_limit: int | None = None  # cuda: bytes of host memory for a copy of the weights
@@ -34,7 +35,7 @@ class DeviceOptions:
     def __post_init__(self) -> None:
         kind = self.kind
         for name, value in (
-            ("threads", self.threads != 1),
+            ("threads", self.threads is not None),
             ("link-limit", self.link_limit is not None),
             ("verify", self.verify),
             ("host-limit", self.host_limit is not None),
@@ -48,7 +49,7 @@ class DeviceOptions:
             raise unknown_name(self.loads_from, WAYS, "way of loading")
         if self.read not in READS:
             raise unknown_name(self.read, READS, "way of reading")
-        if not 1 <= self.threads <= _MOST_THREADS:
+        if self.threads is not None and not 1 <= self.threads <= _MOST_THREADS:
             raise CrispError(
                 f"threads {self.threads}: must be at least 1 and at most {_MOST_THREADS}"
             )
@@ -60,11 +61,19 @@ class DeviceOptions:
         """How such a device is opened; CrispError for one that there is not."""
         return find_name(DEVICES, self.device, "device")
 
+    @property
+    def computing(self) -> int:
+        """How many threads compute on a processor: all cores, if nobody says how many.
+
+        A core more is never slower: see `crisp.hw.devices.cpu.kernels`, and docs/device.md.
+        """
+        return self.threads or min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+
     def __str__(self) -> str:
         """In a few words."""
         words: list[str | None] = [self.device]
         if "threads" in self.kind.options:
-            words.append(f"{self.threads} thread" + ("s" if self.threads > 1 else ""))
+            words.append(f"{self.computing} thread" + ("s" if self.computing > 1 else ""))
         if self.link_limit is not None:
             words.append(f"link limited to {format_bytes(self.link_limit)}/s")
         if self.host_limit is not None:
@@ -109,8 +118,8 @@ def _open_cpu(options: DeviceOptions, store: Store, slots: int) -> Device:
     from crisp.hw.devices.cpu.device import CpuDevice
 
     return CpuDevice(
-        store, slots, threads=options.threads, link_limit=options.link_limit, verify=options.verify,
-        read=options.read,
+        store, slots, threads=options.computing, link_limit=options.link_limit,
+        verify=options.verify, read=options.read,
     )  # fmt: skip
 
 

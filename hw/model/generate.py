@@ -93,7 +93,7 @@ def generate(
     with closing(options.open(model.store, needed)) as device, metering(meter, power) as metered:
         executor = Executor(case.spec, scheduler, device, Slots(case.spec, needed), recorder, watch)
         offloaded = OffloadedExperts(model, case, executor, len(ids), metered.sample)
-        with _threads(options.threads) as one_thread, offloaded.attached():
+        with _threads(options.computing) as one_thread, offloaded.attached():
             executor.preload()
             return_freed_memory()
             metered.start(executor.zero)

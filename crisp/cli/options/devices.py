@@ -30,7 +30,7 @@ def open_store(path: Path) -> Store:
 def device_options(
     device: str,
     *,
-    threads: int = 1,
+    threads: int | None = None,
     link_limit: str | None = None,
     verify: bool = False,
     host_limit: str | None = None,

@@ -140,7 +140,9 @@ StoreFolder = Annotated[Path, typer.Option(metavar="STORE", help="The expert sto
 Device = Annotated[
     str, _choice("cpu: from disk into memory; cuda: to a GPU; unified: within a Jetson's memory.")
 ]
-Threads = Annotated[int, _choice("cpu: threads that compute.")]
+Threads = Annotated[
+    int | None, _choice("cpu: threads that compute; one on each core unless told otherwise.")
+]
 LinkLimit = Annotated[
     str | None, _choice("cpu: slow the link down to so many bytes a second, such as 200MB/s.")
 ]

@@ -16,7 +16,7 @@ def calibrate(
     store: flags.StoreFolder,
     out: Annotated[str, typer.Option(metavar="FILE", help="The profile to write: x.toml.")],
     device: flags.Device = "cpu",
-    threads: flags.Threads = 1,
+    threads: flags.Threads = None,
     link_limit: flags.LinkLimit = None,
     host_limit: flags.HostLimit = None,
     loads_from: flags.LoadsFrom = None,

@@ -115,7 +115,8 @@ def _processor() -> Diagnosis:
     return Diagnosis(
         "cpu",
         True,
-        f"{processor_name()}, {usable} of {os.cpu_count()} cores may be used",
+        f"{processor_name()}, {usable} of {os.cpu_count()} cores may be used, so many threads "
+        "compute: a core more reads weights faster, or waits",
         values={"cores": usable},
     )
 

@@ -26,7 +26,7 @@ def generate(
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="What is continued, greedily.")],
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 128,
     device: flags.Device = "cpu",
-    threads: flags.Threads = 1,
+    threads: flags.Threads = None,
     link_limit: flags.LinkLimit = None,
     verify: Annotated[
         bool,

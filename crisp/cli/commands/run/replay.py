@@ -19,7 +19,7 @@ def replay(
         str, typer.Option(help="Memory for routed experts: 10%, .1 or 4GB. A list gives a table.")
     ],
     device: flags.Device = "cpu",
-    threads: flags.Threads = 1,
+    threads: flags.Threads = None,
     link_limit: flags.LinkLimit = None,
     verify: flags.Verify = False,
     host_limit: flags.HostLimit = None,

@@ -48,6 +48,7 @@ class ResidentModel:
     store: Store
     layout: ExpertLayout  # where the model has its experts
     biases: tuple[Any, ...]  # by MoE row: of the down projections, float32 [experts, d_model]
+    mapped: int  # bytes of the weights that are mapped from the checkpoint
 
 
 def open_resident(
@@ -99,8 +100,8 @@ def open_resident(
     if left:  # a family may declare them optional; what it would do then is not understood
         raise CrispError(f"{folder}: lacks the model's {min(left)}")
     _forget(checkpoint)
-    if device == "cpu":
-        _read_ahead(checkpoint, filter(None, map(conversion.stored, wanted)))
+    mapped = list(filter(None, map(conversion.stored, wanted))) if device == "cpu" else []
+    _read_ahead(checkpoint, mapped)
     return_freed_memory()
     with one_line_errors(str(folder), "its generation_config.json"):
         if (folder / "generation_config.json").exists():
@@ -115,7 +116,11 @@ def open_resident(
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     )
     return ResidentModel(
-        loaded, store, layout, tuple(_down_bias(layer.experts) for layer in layout.layers)
+        loaded,
+        store,
+        layout,
+        tuple(_down_bias(layer.experts) for layer in layout.layers),
+        sum(tensor.nbytes for tensor in mapped),
     )
 
 

@@ -8,7 +8,15 @@ from crisp.checkpoint.files import open_checkpoint
 from crisp.checkpoint.geometry.skeleton import default_config
 from crisp.checkpoint.geometry.tensors import skeleton_bytes
 from crisp.checkpoint.source import find_model
-from crisp.hw.budget import RunNeeds, auto_budget, describe_budget, kv_cache_bytes, run_needs
+from crisp.hw.budget import (
+    RunNeeds,
+    auto_budget,
+    describe_budget,
+    kv_cache_bytes,
+    largest_budget,
+    plan_memory,
+    run_needs,
+)
 from crisp.hw.model.resident import ResidentModel
 from crisp.hw.store.reader import Store
 from crisp.model.config import read_json
@@ -41,6 +49,12 @@ def generation_budget(
     )
     budget, plan = auto_budget(spec, [policy], needs)
     return budget, describe_budget(spec, budget, plan)
+
+
+def check_room(folder: Path, store: Store, policy: Policy, new: int, threads: int) -> None:
+    """Raise CrispError if it is clear before anything is loaded that not one expert will fit."""
+    needs = foreseen_needs(folder, store, policy, 1, new, 1, threads)
+    largest_budget(store.spec, policy.cache, plan_memory(needs))
 
 
 def foreseen_needs(

@@ -97,7 +97,7 @@ def generate(
         prompt_tokens,
     )
     from crisp.hw.model.generate import generate as run
-    from crisp.hw.model.memory import generation_budget
+    from crisp.hw.model.memory import check_room, generation_budget
     from crisp.hw.model.resident import open_resident, same_geometry
     from crisp.hw.telemetry import meter_for
     from crisp.hw.telemetry.metering import power_model
@@ -161,6 +161,8 @@ def generate(
             raise CrispError("--budget auto: is known when the model is loaded; see crisp plan")
         print(dry_run_summary([(describe_run(case, f"{options}, experts from {store}"), case)]))
         return
+    if automatic:
+        check_room(model, opened, chosen, max_new_tokens, threads)
     with progress_share("loading") as update:
         lean_imports()
         resident = open_resident(

@@ -106,7 +106,8 @@ def limited(monkeypatch: pytest.MonkeyPatch, experts: int) -> None:
         taken = 10**9 - plan_memory(needs, [MemoryLimit("a group", 10**9, 0)]).room
         return plan_memory(needs, [MemoryLimit("a group", taken + experts * EXPERT, 0)])
 
-    monkeypatch.setattr("crisp.hw.budget.plan_memory", planned)
+    for module in ("crisp.hw.budget", "crisp.hw.model.memory"):
+        monkeypatch.setattr(f"{module}.plan_memory", planned)
 
 
 def test_the_text_and_the_settings_are_those_of_the_same_bytes(
@@ -123,6 +124,16 @@ def test_the_text_and_the_settings_are_those_of_the_same_bytes(
     assert settings[0] == settings[1]
     assert settings[0]["budget"]["bytes"] == 17 * EXPERT
     assert settings[0]["budget"]["asked"] == f"{17 * EXPERT}B"
+
+
+def test_what_cannot_fit_is_refused_before_it_is_loaded(
+    crisp: Crisp, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, 0)
+    monkeypatch.setattr("crisp.hw.model.resident.open_resident", None)
+    done = crisp(*generate(store, "--budget", "auto"))
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert done.err.endswith("and experts 246 kB each: 246 kB are missing\n")
 
 
 def test_a_replay_beside_a_share(

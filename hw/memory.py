@@ -5,16 +5,49 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import resource
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from crisp.errors import CrispError
 from crisp.units import format_bytes
 
 _MEMINFO = Path("/proc/meminfo")
+_STATUS = Path("/proc/self/status")
 _OWN_GROUP = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 62  # version 1 writes a number near 2^63 where there is none
+PAGES, ADDRESSES, DATA = "pages", "addresses", "data"
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """A limit of a process's memory, in bytes."""
+
+    what: str  # sets it
+    n_bytes: int  # all that the process may have: what it has and what is left
+    used: int  # what it has already
+    counts: str = PAGES
+    """PAGES: memory in use, and pages of files, which give way; ADDRESSES: all that is mapped, as
+    ``ulimit -v`` counts; DATA: what is mapped to be written, as ``ulimit -d`` counts."""
+
+
+def memory_limits() -> list[MemoryLimit]:
+    """Return all limits of this process: the machine's, of its memory cgroups, and ulimit's."""
+    own, size, data = (_status(name) for name in ("RssAnon", "VmSize", "VmData"))
+    limits = []
+    for what, free in (("the machine", _machine()), ("its memory group", _group())):
+        if free is not None:
+            limits.append(MemoryLimit(what, max(0, free) + own, own))
+    for flag, number, used, counts in (
+        ("-v", resource.RLIMIT_AS, size, ADDRESSES),
+        ("-d", resource.RLIMIT_DATA, data, DATA),
+    ):
+        soft, _ = resource.getrlimit(number)
+        if soft != resource.RLIM_INFINITY:
+            limits.append(MemoryLimit(f"ulimit {flag}", soft, used, counts))
+    return limits
 
 
 def available_bytes() -> int | None:
@@ -65,9 +98,19 @@ def check_available(n_bytes: int, what: str) -> None:
 
 def _machine() -> int | None:
     """Return the machine's available bytes, as /proc/meminfo says."""
+    return _line(_MEMINFO, "MemAvailable")
+
+
+def _status(name: str) -> int:
+    """Return a number of bytes that the process's status has; 0: it is not there."""
+    return _line(_STATUS, name) or 0
+
+
+def _line(path: Path, name: str) -> int | None:
+    """Return the bytes on the line ``name: N kB`` of a file; None: it is not there."""
     try:
-        for line in _MEMINFO.read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith(f"{name}:"):
                 return 1024 * int(line.split()[1])
     except (OSError, ValueError):
         pass

@@ -26,6 +26,7 @@ from crisp.cli.commands.run.calibrate import calibrate
 from crisp.cli.commands.run.doctor import doctor
 from crisp.cli.commands.run.energy import energy
 from crisp.cli.commands.run.generate import generate
+from crisp.cli.commands.run.plan import plan
 from crisp.cli.commands.run.replay import replay
 from crisp.errors import unknown_name
 from crisp.version import TOOL
@@ -58,6 +59,7 @@ app.command()(prepare)
 app.command()(refresh)
 app.command("eval")(evaluate)
 app.command()(pack)
+app.command()(plan)
 app.command()(replay)
 app.command()(generate)
 app.command()(calibrate)

@@ -113,6 +113,11 @@ class HardwareProfile:
             )
         return replace(self, page_cache=n_bytes)
 
+    @property
+    def has_page_cache(self) -> bool:
+        """Whether reads from the system's page cache have a rate."""
+        return self._cached_reads() is not None
+
     def _cached_reads(self) -> tuple[TimeCurve, Fraction] | None:
         """Return (ns of a request by its bytes, ns of a byte) of reads from the page cache."""
         curve = None if self.tables is None else self.tables.page_cache

@@ -147,6 +147,9 @@ class Cache:
         return self.rule.preloaded or self.rule.tiered or self.rule.retains
 
 
+AUTO = "auto"  # a budget that this machine's memory decides
+
+
 @dataclass(frozen=True)
 class Budget:
     """Device memory for routed experts: an exact share of them, or bytes."""
@@ -160,6 +163,11 @@ class Budget:
         """Read ``10%``, ``.1``, ``4GB`` or ``512MiB``; CrispError if it is none of these or 0."""
         text = text.strip()
         what = f"budget '{text}'"
+        if text == AUTO:
+            raise CrispError(
+                f"{what}: is for crisp generate and crisp replay, which know how much memory there "
+                "is; crisp plan says what it would be"
+            )
         if text[-1:].isalpha():
             budget = cls(text, None, parse_bytes(text, what))
         else:

@@ -84,7 +84,7 @@ def generate(
     that ``on_text`` was given until then is right.
     """
     check_arguments(policy, profile, hardware, max_new_tokens)
-    ids = _prompt(model, prompt, max_new_tokens)
+    ids = prompt_tokens(model, prompt, max_new_tokens)
     case = empty_case(model.store, policy, budget, profile, split, conditions or Conditions())
     cost, power = case.order_cost(hardware), power_model(hardware, modelled_energy)
     scheduler, recorder = case.scheduler(cost), Recorder(sinks)
@@ -209,7 +209,7 @@ def _trace(
     )
 
 
-def _prompt(model: ResidentModel, prompt: str, max_new_tokens: int) -> list[int]:
+def prompt_tokens(model: ResidentModel, prompt: str, max_new_tokens: int) -> list[int]:
     """Return the prompt's tokens; CrispError for none, too many, or another model's tokenizer."""
     tokenizer, config = model.loaded.tokenizer, model.loaded.model.config.get_text_config()
     ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]

@@ -49,6 +49,7 @@ class ResidentModel:
     store: Store
     layout: ExpertLayout  # where the model has its experts
     biases: tuple[Any, ...]  # by MoE row: of the down projections, float32 [experts, d_model]
+    mapped: int  # bytes of the weights that are mapped from the checkpoint
 
 
 def open_resident(
@@ -100,8 +101,9 @@ def open_resident(
     if left:  # a family may declare them optional; what it would do then is not understood
         raise CrispError(f"{folder}: lacks the model's {min(left)}")
     _forget(checkpoint)
+    mapped = list(filter(None, map(conversion.stored, wanted))) if device == "cpu" else []
+    _read_ahead(checkpoint, mapped)
     if device == "cpu":
-        _read_ahead(checkpoint, filter(None, map(conversion.stored, wanted)))
         for tensor in model.state_dict().values():
             if not tensor.is_meta and tensor.is_contiguous():  # a byte of each page
                 tensor.reshape(-1).view(torch.uint8)[:: mmap.PAGESIZE].sum()
@@ -119,7 +121,11 @@ def open_resident(
         f"torch {torch.__version__}, transformers {transformers.__version__}",
     )
     return ResidentModel(
-        loaded, store, layout, tuple(_down_bias(layer.experts) for layer in layout.layers)
+        loaded,
+        store,
+        layout,
+        tuple(_down_bias(layer.experts) for layer in layout.layers),
+        sum(tensor.nbytes for tensor in mapped),
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from crisp.errors import CrispError
 from crisp.hw import memory
+from crisp.hw.memory import MemoryLimit
 
 MIB = 1 << 20
 
@@ -72,3 +73,39 @@ def test_too_much_is_refused_in_one_line(system: Path) -> None:
     memory.check_available(1000 * MIB, "a pool")
     with pytest.raises(CrispError, match=r"^a pool needs 1\.05 GB of memory, 1\.05 GB can be had$"):
         memory.check_available(1000 * MIB + 1, "a pool")
+
+
+@pytest.fixture
+def own(system: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """A process of 100 MiB, 70 of them anonymous, of 400 MiB of addresses; what ulimit gives it."""
+    monkeypatch.setattr(memory, "_STATUS", system / "_STATUS")
+    sizes = {"VmSize": 400, "VmData": 90, "RssAnon": 70, "RssFile": 30}
+    lines = [f"{name}:\t{size * 1024} kB" for name, size in sizes.items()]
+    (system / "_STATUS").write_text("Name:\tcrisp\n" + "\n".join(lines))
+    soft: dict[int, int] = {}
+    unlimited = memory.resource.RLIM_INFINITY
+    monkeypatch.setattr(
+        memory.resource, "getrlimit", lambda which: (soft.get(which, unlimited),) * 2
+    )
+    return soft
+
+
+def test_a_limit_is_what_the_process_has_and_what_is_left_to_it(
+    system: Path, own: dict[int, int]
+) -> None:
+    assert memory.memory_limits() == [MemoryLimit("the machine", 1070 * MIB, 70 * MIB)]
+    (system / "_OWN_GROUP").write_text("0::/a\n")
+    files = {"memory.max": 300 * MIB, "memory.current": 250 * MIB, "memory.stat": ""}
+    group(system / "_GROUPS" / "a", files)
+    assert memory.memory_limits()[1] == MemoryLimit("its memory group", 120 * MIB, 70 * MIB)
+    group(system / "_GROUPS" / "a", {"memory.current": 320 * MIB})  # it is above its limit already
+    assert memory.memory_limits()[1].n_bytes == 70 * MIB
+
+
+def test_ulimit_counts_addresses_or_what_is_written(own: dict[int, int]) -> None:
+    own[memory.resource.RLIMIT_AS] = 2000 * MIB
+    own[memory.resource.RLIMIT_DATA] = 300 * MIB
+    assert memory.memory_limits()[1:] == [
+        MemoryLimit("ulimit -v", 2000 * MIB, 400 * MIB, memory.ADDRESSES),
+        MemoryLimit("ulimit -d", 300 * MIB, 90 * MIB, memory.DATA),
+    ]

@@ -22,7 +22,7 @@ def test_the_page(
     (tmp_path / "traces").symlink_to(ROOT / "traces")
     monkeypatch.chdir(tmp_path)
     printed = check_console((ROOT / "docs" / "device.md").read_text(encoding="utf-8"), capsys)
-    assert len(printed) == 10
+    assert len(printed) == 11
     for what in ("load order", "computed blocks", "resident blocks after each event"):
         assert f"{what}: identical" in printed[6]  # of the replay
         assert f"{what}: identical" in printed[9]  # of the text that was written

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from crisp.checkpoint.files import TensorEntry
+from crisp.checkpoint.files import TensorEntry, is_other_part
 from crisp.errors import CrispError
 
 _LAYER = re.compile(r"(?P<stack>(?:[A-Za-z_]\w*\.)*?)(?P<layer>\d{1,5})\.(?P<rest>.+)")
@@ -123,6 +123,22 @@ def tensor_geometry(
         ),
         quantised=any(layers[index].quantised for index in moe),
     )
+
+
+def skeleton_bytes(tensors: Iterable[TensorEntry]) -> int:
+    """Return at most how many bytes a model's tensors take in memory, but for routed experts.
+
+    Quantised ones are counted as 16-bit numbers, packed ones as four bits a weight.
+    """
+    sizes = []
+    for tensor in tensors:
+        place = _LAYER.fullmatch(tensor.name)
+        rest = place["rest"] if place is not None else ""
+        if any(kind.fullmatch(rest) for kind in (_OF_ONE, _OF_ALL, _GRANITE)):
+            continue
+        if not is_other_part(tensor.name):
+            sizes.append(max(tensor.nbytes, math.ceil(2 * _logical_size(tensor, 4))))
+    return sum(sizes)
 
 
 def _moe_count(layers: Mapping[int, _Layer]) -> int:

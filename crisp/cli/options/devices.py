@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,20 @@ def open_store(path: Path) -> Store:
             file=sys.stderr,
         )
     return store
+
+
+def is_automatic(budgets: Sequence[str], device: str) -> bool:
+    """Return whether a budget is auto; CrispError for a device that is not the processor."""
+    from crisp.errors import CrispError
+    from crisp.policy.cache import AUTO
+
+    if AUTO not in budgets:
+        return False
+    if device != "cpu":
+        raise CrispError(
+            f"--budget {AUTO}: is of device cpu, found {device}; give bytes or a share"
+        )
+    return True
 
 
 def device_options(

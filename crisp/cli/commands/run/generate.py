@@ -14,6 +14,7 @@ from crisp.cli.options import flags
 
 if TYPE_CHECKING:
     from crisp.hw.store.reader import Store
+    from crisp.policy import Budget, Policy
     from crisp.profile.metadata import Metadata
     from crisp.run.result import Run
 
@@ -22,7 +23,10 @@ def generate(
     model: Annotated[Path, typer.Argument(help="A folder with a transformers checkpoint.")],
     store: flags.StoreFolder,
     policy: Annotated[str, typer.Option(help=flags.POLICIES)],
-    budget: Annotated[str, typer.Option(help="Memory for routed experts: 10%, .1 or 4GB.")],
+    budget: Annotated[
+        str,
+        typer.Option(help="Memory for routed experts: 10%, .1, 4GB, or auto: all that is safe."),
+    ],
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="What is continued, greedily.")],
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 128,
     device: flags.Device = "cpu",
@@ -79,14 +83,21 @@ def generate(
     Routed experts are loaded as they are needed; everything else stays in memory.
     """
     from crisp.checkpoint.lean.imports import lean_imports
-    from crisp.cli.options.devices import device_options, open_store
+    from crisp.cli.options.devices import device_options, is_automatic, open_store
     from crisp.cli.options.files import check_no_folder, check_outputs
     from crisp.cli.output.dry_run import dry_run_summary
     from crisp.cli.output.progress import ReadingProgress, progress_share
     from crisp.cli.output.run_files import Outputs
     from crisp.cli.output.setup_lines import check_asked, describe_promise, describe_run
-    from crisp.hw.model.generate import GeneratedText, check_arguments, empty_case
+    from crisp.errors import CrispError
+    from crisp.hw.model.generate import (
+        GeneratedText,
+        check_arguments,
+        empty_case,
+        prompt_tokens,
+    )
     from crisp.hw.model.generate import generate as run
+    from crisp.hw.model.memory import check_room, generation_budget
     from crisp.hw.model.resident import open_resident, same_geometry
     from crisp.hw.telemetry import meter_for
     from crisp.hw.telemetry.metering import power_model
@@ -110,7 +121,8 @@ def generate(
     check_outputs({"--record": record}, inputs, stdout=False)
     files = {f"--{option}": name for option, name in vars(outputs).items()}
     check_outputs({**files, "--record": record}, inputs)
-    share = Budget.parse(budget)
+    automatic = is_automatic([budget], device)  # until the model is loaded all is checked with 100%
+    share = Budget.parse("100%" if automatic else budget)
     asked = None if loss is None else parse_loss(loss)
     rule = StoppingRule.parse(energy_within, energy_repeats, runs=repeats)
     options = device_options(
@@ -128,19 +140,29 @@ def generate(
     share.capacity(opened.spec, chosen.cache)  # raises CrispError
     prepared = _load_metadata(model, metadata, opened)
     counts = None if prepared is None else prepared[1].profile()
-    if asked is not None:
-        check_asked(asked, [chosen])
+
+    def within(policy: Policy, share: Budget, told: bool) -> Policy:
+        if asked is None:
+            return policy
+        check_asked(asked, [policy])
         curve = None if prepared is None else prepared[1].loss_curve
-        chosen, promise = within_loss(chosen, asked, opened.spec, share, curve)
-        print(describe_promise(asked, share, promise), file=sys.stderr)
+        policy, promise = within_loss(policy, asked, opened.spec, share, curve)
+        if told:
+            print(describe_promise(asked, share, promise), file=sys.stderr)
+        return policy
+
+    untuned, chosen = chosen, within(chosen, share, not automatic)
     check_arguments(chosen, counts, machine, max_new_tokens)
     case = empty_case(opened, chosen, share, counts, None, conditions)
-    title = describe_run(case, f"{options}, experts from {store}")
     power = None if machine is None else machine.power
     if dry_run:
         same_geometry(model, opened)
-        print(dry_run_summary([(title, case)]))
+        if automatic:
+            raise CrispError("--budget auto: is known when the model is loaded; see crisp plan")
+        print(dry_run_summary([(describe_run(case, f"{options}, experts from {store}"), case)]))
         return
+    if automatic:
+        check_room(model, opened, chosen, max_new_tokens, options.computing)
     with progress_share("loading") as update:
         lean_imports()
         resident = open_resident(
@@ -148,6 +170,15 @@ def generate(
             progress=lambda done, total: update(done / max(1, total)),
         )  # fmt: skip
     people = sys.stderr if outputs.to_stdout else sys.stdout
+    if automatic:
+        tokens = len(prompt_tokens(resident, prompt, max_new_tokens))
+        share, why = generation_budget(
+            resident, chosen, tokens, max_new_tokens, conditions.chunk, options.computing
+        )
+        print(why, file=sys.stderr)
+        chosen = within(untuned, share, True)
+        case = empty_case(opened, chosen, share, counts, None, conditions)
+    title = describe_run(case, f"{options}, experts from {store}")
 
     def once(
         sinks: Sequence[Sink] = (), on_text: Callable[[str], None] = lambda text: None

@@ -16,7 +16,11 @@ def replay(
     store: flags.StoreFolder,
     policy: Annotated[str, typer.Option(help=f"{flags.POLICIES} {flags.LISTS}")],
     budget: Annotated[
-        str, typer.Option(help="Memory for routed experts: 10%, .1 or 4GB. A list gives a table.")
+        str,
+        typer.Option(
+            help="Memory for routed experts: 10%, .1, 4GB, or auto: all that is safe. A list gives "
+            "a table."
+        ),
     ],
     device: flags.Device = "cpu",
     threads: flags.Threads = None,
@@ -60,7 +64,7 @@ def replay(
     plugin: flags.Plugin = None,
 ) -> None:
     """Run a trace on this machine, its experts loaded from a store."""
-    from crisp.cli.options.devices import device_options, open_store
+    from crisp.cli.options.devices import device_options, is_automatic, open_store
     from crisp.cli.options.files import check_no_folder
     from crisp.cli.options.lists import split_list
     from crisp.cli.output.dry_run import dry_run_summary
@@ -73,10 +77,13 @@ def replay(
         describe_run,
         describe_setup,
     )
+    from crisp.extras import import_extra
+    from crisp.hw.budget import auto_budget, describe_budget, run_needs
     from crisp.hw.replay import replay as run
     from crisp.hw.telemetry import meter_for
     from crisp.hw.telemetry.metering import power_model
     from crisp.policy import Budget
+    from crisp.policy.cache import AUTO
     from crisp.profile.loss_curve import parse_loss
     from crisp.run.case import Case, Conditions, parse_chunk
     from crisp.run.repeats import StoppingRule, repeat_run
@@ -97,7 +104,8 @@ def replay(
         ("--hardware", hardware),
     ]
     outputs.check(len(policies) * len(budgets), inputs)
-    shares = [Budget.parse(text) for text in budgets]
+    automatic = is_automatic(budgets, device)
+    shares = [Budget.parse(text) for text in budgets if text != AUTO]
     asked = None if loss is None else parse_loss(loss)
     rule = StoppingRule.parse(energy_within, energy_repeats, runs=repeats)
     options = device_options(
@@ -130,6 +138,13 @@ def replay(
         routing=routing,
         magnitude=magnitude,
     )
+    if automatic:
+        import_extra("torch")  # what it takes is measured, too
+        largest = max((len(step.rows) for step in setup.case(chosen[0], "100%").steps()), default=1)
+        needs = run_needs(setup.spec, chosen, largest, threads=options.computing)
+        auto, plan = auto_budget(setup.spec, chosen, needs)
+        print(describe_budget(setup.spec, auto, plan), file=sys.stderr)
+        shares = [auto if text == AUTO else Budget.parse(text) for text in budgets]
     power_model(setup.hardware, modelled_energy)  # else it would be missed after the first run
     check_asked(asked, chosen)
     promises = describe_promises(setup, chosen, shares)

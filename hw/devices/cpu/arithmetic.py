@@ -90,6 +90,7 @@ class Arithmetic:
                 helper.join()
             self._helpers = []
         self._pool = self._rest = None  # a view, however small, would keep all of its memory
+        self._sums, self._scratch = aligned(0), []
 
     def inputs(self, hidden: Any) -> Any:
         """Return a caller's rows as float32 [n, d_model], for int4 with its columns reordered."""

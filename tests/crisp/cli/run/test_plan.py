@@ -84,7 +84,7 @@ def test_with_a_profile_and_a_trace_speeds_are_simulated(crisp: Crisp, store: Pa
         (("--limit", "300MB"), "--limit 300MB allows 300 MB, of which all but experts takes 41"),
         (("--limit", "much"), "--limit: 'much' is not a size"),
         (("--prompt-tokens", 0), "--prompt-tokens 0: expected 1 or more"),
-        (("--threads", 0), "--threads 0: expected 1 or more"),
+        (("--threads", 0), "threads 0: must be at least 1 and at most 1024"),
     ],
 )
 def test_refusals(crisp: Crisp, store: Path, more: tuple[object, ...], message: str) -> None:

@@ -149,6 +149,7 @@ def measure_all(arguments: argparse.Namespace, content: dict[str, Any]) -> dict[
     from crisp.profile.metadata import FILE, Metadata
 
     models = []
+    arguments.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.work.parent) as folder:
         for model in content["models"]:
             name, work = model["facts"]["name"], Path(folder)

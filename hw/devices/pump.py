@@ -8,6 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from crisp.hw.devices.protocol import Done
+from crisp.hw.devices.worker import perform
 
 
 class Pump:
@@ -38,7 +39,7 @@ class Pump:
             except Empty:
                 return condition.is_set()
             if item is not None:
-                self._run(*item)
+                perform(*item, self._clock)
         return True
 
     def begin(self, operation: Callable[[], Any]) -> Callable[[], Any]:
@@ -50,15 +51,7 @@ class Pump:
             while not self._queue.empty():
                 item = self._queue.get()
                 if item is not None:
-                    self._run(*item)
+                    perform(*item, self._clock)
             return operation()
 
         return answer
-
-    def _run(self, operation: Callable[[], None], done: Done) -> None:
-        failure: BaseException | None = None
-        try:
-            operation()
-        except BaseException as error:
-            failure = error
-        done(self._clock(), failure)

@@ -78,12 +78,16 @@ class Worker:
     def _serve(self) -> None:
         try:
             while (item := self._queue.get()) is not None:
-                operation, done = item
-                failure: BaseException | None = None
-                try:
-                    operation()
-                except BaseException as error:
-                    failure = error
-                done(self._clock(), failure)
+                perform(*item, self._clock)
         except BaseException as error:  # a callback failed: only `check` can report it
             self._broken = error
+
+
+def perform(operation: Callable[[], None], done: Done, clock: Callable[[], int]) -> None:
+    """Run an operation in this thread, and call back with what it failed with."""
+    failure: BaseException | None = None
+    try:
+        operation()
+    except BaseException as error:
+        failure = error
+    done(clock(), failure)

@@ -120,14 +120,23 @@ def _speeds(
     A profile with a page cache has what the limit leaves beside the budget.
     """
     from crisp.cli.output.progress import progress
+    from crisp.profile.metadata import Metadata
     from crisp.run.case import Conditions
     from crisp.run.setup import load_setup
     from crisp.sim.experiment import AUTO, run_case
     from crisp.sim.hardware import hardware_profile
+    from crisp.trace.bundled import resolve_trace
 
-    if hardware is None or trace is None:
-        return [None] * len(budgets), "give --hardware PROFILE and --trace TRACE"
-    machine = hardware_profile(hardware)
+    machine = None if hardware is None else hardware_profile(hardware)
+    if trace is not None:
+        resolve_trace(trace)
+    if metadata is not None:
+        Metadata.load(metadata)
+    if machine is None or trace is None:
+        missing = "--hardware PROFILE" if machine is None else "--trace TRACE"
+        return [None] * len(budgets), f"give {missing}" + (
+            " and --trace TRACE" if machine is None and trace is None else ""
+        )
     setup = load_setup(
         trace,
         model=store,

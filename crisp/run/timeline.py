@@ -7,6 +7,7 @@ grow with its length.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ class StreamTimes(NamedTuple):
 
 
 @dataclass
-class RunTotals:
+class RunTotals(ABC):
     """Sums over a run, whether its timeline was kept or not; in ns unless said otherwise."""
 
     layer: int = 0  # router, attention and what else is not a routed expert
@@ -101,9 +102,9 @@ class RunTotals:
     blocks_landed: int = 0  # blocks
     blocks_computed: int = 0  # blocks
 
+    @abstractmethod
     def prompt_times(self, prompts: npt.NDArray[np.bool_]) -> StreamTimes:
         """Return how long the streams were busy in steps of prefill: where ``prompts`` [steps]."""
-        raise NotImplementedError
 
     def digest(self) -> str | None:
         """Return the sha256 of the timeline; None: there is none."""
